@@ -1,0 +1,37 @@
+//! Embedding models and cross-encoders that run inside this process.
+//!
+//! Models are read from the files of a model repository as they are: `config.json`,
+//! `tokenizer.json`, safetensors weights and, where there is one, the module layout of
+//! sentence-transformers. What they compute agrees with what `sentence-transformers` computes from
+//! the same files.
+//!
+//! # The way from a name to a vector
+//!
+//! ```no_run
+//! # use ragstone_models::{Engine, EngineOptions, config, hub, open_embedder, open_cross_encoder};
+//! # use ragstone_core::model::{Embedder, Reranker, Role};
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let engine = Engine::start(EngineOptions::default());         // compute threads and their queue, shared by all models
+//! let hub = hub::Hub::new(hub::HubSettings::from_env())?;       // where files come from: cache, or the hub
+//! let models = config::EmbeddingsConfig::from_yaml("embeddings: [{id: minilm, path: org/name}]")?;
+//! for entry in &models.embeddings {
+//!     if let config::ModelEntry::Local(local) = entry {
+//!         let embedder = open_embedder(&engine, &hub, local, &hub::silent).await?;
+//!         let _ = embedder.embed(vec!["a text".to_owned().into()], Role::Passage).await?;
+//!     }
+//! }
+//! let source = hub::ModelSource::parse("BAAI/bge-reranker-base");
+//! let reranker = open_cross_encoder(&engine, &hub, &source, &hub::silent).await?;
+//! let _ = reranker.score("a question", vec!["a text".to_owned()]).await?;
+//! # Ok(()) }
+//! ```
+//!
+//! [`default_model::ensure`] gets the model of the quick start, [`cache`] lists, shows and removes
+//! what was downloaded, [`catalog`] is the curated list of cross-encoders, and [`LoadError`] is
+//! every way in which getting or loading a model can fail, each with a message for the user.
+//!
+//! # Threads
+//!
+//! An [`Engine`] owns the compute threads. A request is cut into groups of whole sequences; the
+//! threads take groups from one bounded queue in an order that is fair by tokens, so that a short
+//! query overtakes the rest of a large batch. See [`engine`] for how.
