@@ -1,0 +1,19 @@
+//! Domain types and rules of Ragstone.
+//!
+//! Everything here is plain data and pure functions: no file, socket, clock or thread. The other
+//! crates meet at the types and at the few traits defined here.
+
+pub mod analysis;
+pub mod collection;
+pub mod document;
+pub mod error;
+pub mod filter;
+pub mod fusion;
+pub mod model;
+pub mod records;
+pub mod store;
+
+pub use collection::{Collection, CollectionName};
+pub use document::{Document, DocumentId, Metadata};
+pub use error::InvalidInput;
+pub use filter::Filter;

@@ -1,0 +1,92 @@
+//! What callers rely on from an embedding model or a reranker, wherever it runs.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+/// What a vector was made by. Recorded with every vector so that a change of model is noticed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelIdentity {
+    /// The alias a user chose, such as `minilm`.
+    pub id: String,
+    /// Changes whenever the same text could give another vector.
+    pub version: String,
+    pub dimensions: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelInfo {
+    pub identity: ModelIdentity,
+    /// Where the model comes from: a hub id, a directory, or a provider's model name.
+    pub name: String,
+    /// Longer texts are cut to this many tokens, where the model knows its limit.
+    pub max_tokens: Option<usize>,
+}
+
+/// Models that were trained with different prompts for questions and for texts need to know which it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    Query,
+    Passage,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EmbedInput {
+    Text(String),
+    /// Token ids of the model's own vocabulary, without special tokens.
+    Tokens(Vec<u32>),
+}
+
+impl From<String> for EmbedInput {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Embedding {
+    pub vector: Vec<f32>,
+    /// Tokens that were read, special tokens included.
+    pub tokens: usize,
+    /// The text was longer than the model reads, and its end was left out.
+    pub truncated: bool,
+}
+
+/// Turns texts into vectors of one fixed width.
+///
+/// The answer has one embedding per input, in the order of the inputs, each of the width that
+/// [`ModelInfo`] names and made of finite numbers. Dropping the future cancels the work.
+#[async_trait]
+pub trait Embedder: Send + Sync {
+    fn info(&self) -> &ModelInfo;
+
+    async fn embed(&self, inputs: Vec<EmbedInput>, role: Role) -> Result<Vec<Embedding>, ModelError>;
+
+    /// How many tokens the model would read of each text, special tokens not counted and nothing
+    /// cut; `None` where only the far side of a network could tell.
+    fn count_tokens(&self, _text: &str) -> Option<usize> {
+        None
+    }
+}
+
+/// Scores how well each text answers a query: one score per text, in their order, higher is better.
+#[async_trait]
+pub trait Reranker: Send + Sync {
+    /// The name a user knows the model by.
+    fn name(&self) -> &str;
+
+    async fn score(&self, query: &str, texts: Vec<String>) -> Result<Vec<f32>, ModelError>;
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    #[error("the model's queue is full; try again in {} s", .retry_after.as_secs().max(1))]
+    Overloaded { retry_after: Duration },
+    #[error("{0}")]
+    InvalidInput(String),
+    /// The model, or the service it runs in, does not answer.
+    #[error("{0}")]
+    Unavailable(String),
+    #[error("{0}")]
+    Failed(String),
+}

@@ -1,0 +1,181 @@
+//! What the service relies on from a store of collections and documents.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde_json::Value;
+
+use crate::collection::{Collection, CollectionName};
+use crate::document::{Document, DocumentId, Metadata};
+use crate::filter::Filter;
+use crate::fusion::{FusionWeights, RankTrail};
+use crate::model::ModelIdentity;
+
+/// Collections of documents with their vectors and keyword index.
+///
+/// Callers rely on this, whichever engine is behind it:
+/// * A method that changes something has made it durable, and visible to every later call, when it
+///   returns `Ok`. It changes all it was asked to or nothing.
+/// * A method that reads sees the state before or after any write, never a mixture, and never waits
+///   for a writer.
+/// * Documents have an order: that of their first insertion. Replacing a document keeps its place.
+#[async_trait]
+pub trait Store: Send + Sync {
+    async fn create_collection(
+        &self,
+        name: &CollectionName,
+        metadata: Metadata,
+    ) -> Result<Collection, StoreError>;
+
+    /// All collections, by name.
+    async fn collections(&self) -> Result<Vec<Collection>, StoreError>;
+
+    async fn collection(&self, name: &CollectionName) -> Result<Collection, StoreError>;
+
+    /// Returns the metadata as it now stands.
+    async fn update_metadata(
+        &self,
+        name: &CollectionName,
+        metadata: Metadata,
+        update: MetadataUpdate,
+    ) -> Result<Metadata, StoreError>;
+
+    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StoreError>;
+
+    /// Adds documents, replacing those whose id exists. All vectors have one width, which is or
+    /// becomes that of the collection. Ids are distinct.
+    async fn upsert(&self, name: &CollectionName, batch: DocumentBatch) -> Result<(), StoreError>;
+
+    async fn document(&self, name: &CollectionName, id: &DocumentId) -> Result<Option<Document>, StoreError>;
+
+    /// One page of the documents that match, in order, and how many match in all.
+    async fn documents(
+        &self,
+        name: &CollectionName,
+        filter: &Filter,
+        page: Page,
+    ) -> Result<DocumentPage, StoreError>;
+
+    /// Returns how many were really there.
+    async fn delete_documents(&self, name: &CollectionName, selection: Selection) -> Result<u64, StoreError>;
+
+    /// Deletes every document, keeps the collection and its metadata, and returns how many there were.
+    async fn empty(&self, name: &CollectionName) -> Result<u64, StoreError>;
+
+    /// The distinct scalars of a field: null, false, true, numbers ascending, then strings ascending.
+    /// A list counts with each of its scalars.
+    async fn metadata_values(&self, name: &CollectionName, field: &str) -> Result<Vec<Value>, StoreError>;
+
+    /// The best `limit` of the documents that match the filter, however few match.
+    async fn search(
+        &self,
+        name: &CollectionName,
+        request: SearchRequest,
+    ) -> Result<SearchOutcome, StoreError>;
+
+    async fn health(&self) -> Result<StoreHealth, StoreError>;
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MetadataUpdate {
+    Replace,
+    /// Top-level keys given replace theirs; the others stay.
+    Merge,
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct DocumentBatch {
+    pub documents: Vec<StoredDocument>,
+    /// What made the vectors; `None` where the client brought them.
+    pub model: Option<ModelIdentity>,
+}
+
+/// A document with the vector it is found by.
+#[derive(Debug, Clone)]
+pub struct StoredDocument {
+    pub document: Document,
+    pub vector: Vec<f32>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Page {
+    pub limit: usize,
+    pub offset: u64,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct DocumentPage {
+    pub documents: Vec<Document>,
+    pub total: u64,
+}
+
+#[derive(Debug, Clone)]
+pub enum Selection {
+    Ids(Vec<DocumentId>),
+    Matching(Filter),
+}
+
+/// Which documents come first. At least one of `vector` and `text` is given; with both, the two
+/// rankings are fused.
+#[derive(Debug, Clone, Default)]
+pub struct SearchRequest {
+    /// Rank by cosine distance to this vector.
+    pub vector: Option<Vec<f32>>,
+    /// Rank by BM25 of these words.
+    pub text: Option<String>,
+    pub filter: Filter,
+    pub limit: usize,
+    /// Leave out documents farther than this from `vector`.
+    pub max_distance: Option<f32>,
+    pub weights: FusionWeights,
+}
+
+#[derive(Debug, Clone)]
+pub struct SearchOutcome {
+    /// Best first.
+    pub hits: Vec<SearchHit>,
+    /// The collection as it stood when it was searched.
+    pub collection: Collection,
+    pub stages: Vec<StageTime>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct SearchHit {
+    pub document: Document,
+    /// Cosine distance, 0 to 2; `None` when no vector was asked for.
+    pub distance: Option<f32>,
+    pub trail: RankTrail,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StageTime {
+    pub stage: &'static str,
+    pub took: Duration,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoreHealth {
+    pub collections: u64,
+    pub storage_bytes: u64,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("Collection '{0}' not found")]
+    CollectionNotFound(CollectionName),
+    #[error("Collection '{0}' already exists")]
+    CollectionExists(CollectionName),
+    #[error(
+        "Embedding dimension mismatch: collection '{collection}' holds vectors of {expected} numbers, these have {actual}"
+    )]
+    DimensionMismatch {
+        collection: CollectionName,
+        expected: usize,
+        actual: usize,
+    },
+    /// The engine refuses for now; the same call may succeed later.
+    #[error("{message}")]
+    Unavailable { message: String, retry_after: Duration },
+    #[error("the store failed")]
+    Failed(#[source] Box<dyn std::error::Error + Send + Sync>),
+}

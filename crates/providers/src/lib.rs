@@ -1,0 +1,1 @@
+//! Everything reached over the network: embedding APIs and RAG backends

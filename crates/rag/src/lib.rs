@@ -1,0 +1,1 @@
+//! What is built on stores, models and providers: search, ingestion, memory, gateway

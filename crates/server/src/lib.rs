@@ -1,0 +1,1 @@
+//! Retrieval for AI applications as one program: the HTTP API and the command line

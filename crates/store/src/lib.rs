@@ -1,0 +1,1 @@
+//! The embedded store: SQLite with sqlite-vec, one writer, in-memory indexes
