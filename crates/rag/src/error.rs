@@ -1,0 +1,25 @@
+//! Why an operation was not done.
+
+use ragstone_core::collection::CollectionName;
+use ragstone_core::error::InvalidInput;
+use ragstone_core::model::ModelError;
+use ragstone_core::store::StoreError;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ServiceError {
+    #[error(transparent)]
+    Invalid(#[from] InvalidInput),
+    #[error("collection '{collection}' has no embedding_model in metadata. Available models: {available}")]
+    NoModel {
+        collection: CollectionName,
+        available: String,
+    },
+    #[error("Embedding model '{model}' not loaded. Available models: {available}")]
+    ModelNotLoaded { model: String, available: String },
+    #[error("Cross-encoder not loaded. Start server with --cross-encoder flag.")]
+    NoReranker,
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}

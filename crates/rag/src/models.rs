@@ -1,0 +1,109 @@
+//! The models that are loaded, and which of them a collection uses.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use ragstone_core::collection::Collection;
+use ragstone_core::model::{EmbedInput, Embedder, Embedding, Reranker, Role};
+
+use crate::error::ServiceError;
+
+/// How many texts are handed to a model at once. Large requests go in slices of this size, so that
+/// they take their turn in the model's queue instead of filling it.
+const SLICE: usize = 256;
+
+#[derive(Default)]
+pub struct Models {
+    embedders: BTreeMap<String, Arc<dyn Embedder>>,
+    reranker: Option<Arc<dyn Reranker>>,
+    default_id: Option<String>,
+}
+
+impl Models {
+    /// The first embedder is the default model.
+    pub fn new(embedders: Vec<Arc<dyn Embedder>>, reranker: Option<Arc<dyn Reranker>>) -> Self {
+        let default_id = embedders.first().map(|e| e.info().identity.id.clone());
+        let embedders = embedders
+            .into_iter()
+            .map(|e| (e.info().identity.id.clone(), e))
+            .collect();
+        Self {
+            embedders,
+            reranker,
+            default_id,
+        }
+    }
+
+    pub fn embedders(&self) -> impl Iterator<Item = &Arc<dyn Embedder>> {
+        self.embedders.values()
+    }
+
+    pub fn default_embedder(&self) -> Option<&Arc<dyn Embedder>> {
+        self.default_id.as_ref().and_then(|id| self.embedders.get(id))
+    }
+
+    /// The ids, for messages: `a, b`, or `none`.
+    pub fn available(&self) -> String {
+        if self.embedders.is_empty() {
+            return "none".to_owned();
+        }
+        self.embedders
+            .keys()
+            .map(String::as_str)
+            .collect::<Vec<_>>()
+            .join(", ")
+    }
+
+    pub fn embedder(&self, id: &str) -> Result<&Arc<dyn Embedder>, ServiceError> {
+        self.embedders
+            .get(id)
+            .ok_or_else(|| ServiceError::ModelNotLoaded {
+                model: id.to_owned(),
+                available: self.available(),
+            })
+    }
+
+    /// The model that a collection's metadata names.
+    pub fn for_collection(&self, collection: &Collection) -> Result<&Arc<dyn Embedder>, ServiceError> {
+        match collection.embedding_model() {
+            Some(id) => self.embedder(id),
+            None => Err(ServiceError::NoModel {
+                collection: collection.name.clone(),
+                available: self.available(),
+            }),
+        }
+    }
+
+    pub fn reranker(&self) -> Result<&Arc<dyn Reranker>, ServiceError> {
+        self.reranker.as_ref().ok_or(ServiceError::NoReranker)
+    }
+}
+
+/// Embeds any number of texts, slice by slice.
+pub async fn embed_all(
+    embedder: &dyn Embedder,
+    inputs: Vec<EmbedInput>,
+    role: Role,
+) -> Result<Vec<Embedding>, ServiceError> {
+    let mut embeddings = Vec::with_capacity(inputs.len());
+    let mut inputs = inputs.into_iter();
+    loop {
+        let slice: Vec<EmbedInput> = inputs.by_ref().take(SLICE).collect();
+        if slice.is_empty() {
+            return Ok(embeddings);
+        }
+        embeddings.extend(embedder.embed(slice, role).await?);
+    }
+}
+
+/// Embeds one query text.
+pub async fn embed_query(embedder: &dyn Embedder, text: &str) -> Result<Vec<f32>, ServiceError> {
+    let embeddings = embedder.embed(vec![text.to_owned().into()], Role::Query).await?;
+    embeddings
+        .into_iter()
+        .next()
+        .map(|embedding| embedding.vector)
+        .ok_or_else(|| {
+            ragstone_core::model::ModelError::Failed("the model gave no vector for the query".into()).into()
+        })
+}
