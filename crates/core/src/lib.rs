@@ -4,12 +4,14 @@
 //! crates meet at the types and at the few traits defined here.
 
 pub mod analysis;
+pub mod chat;
 pub mod collection;
 pub mod document;
 pub mod error;
 pub mod filter;
 pub mod fusion;
 pub mod model;
+pub mod provider;
 pub mod records;
 pub mod store;
 
