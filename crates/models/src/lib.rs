@@ -7,7 +7,7 @@
 //!
 //! # The way from a name to a vector
 //!
-//! ```no_run
+//! ```ignore
 //! # use ragstone_models::{Engine, EngineOptions, config, hub, open_embedder, open_cross_encoder};
 //! # use ragstone_core::model::{Embedder, Reranker, Role};
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -35,3 +35,11 @@
 //! An [`Engine`] owns the compute threads. A request is cut into groups of whole sequences; the
 //! threads take groups from one bounded queue in an order that is fair by tokens, so that a short
 //! query overtakes the rest of a large batch. See [`engine`] for how.
+
+mod encoder;
+pub mod error;
+mod files;
+mod kernel;
+mod team;
+pub mod config;
+pub mod hub; 

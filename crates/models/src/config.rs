@@ -1,0 +1,233 @@
+//! `embeddings.yml`: which embedding models there are and where they come from.
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use serde::Deserialize;
+
+/// Printed where a configuration is missing or empty.
+pub const EXAMPLE_CONFIG: &str = "\
+embeddings:
+  - id: minilm                                        # the name collections use
+    path: sentence-transformers/all-MiniLM-L6-v2      # a Hugging Face model id, or a directory
+  - id: bge-small
+    path: /models/bge-small-en-v1.5
+    version: \"1.5\"                                    # optional; derived from the files otherwise
+";
+
+const LOCAL_KEYS: &str = "id, path, version, normalize";
+const REMOTE_KEYS: &str = "id, provider, model, dimensions, version";
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EmbeddingsConfig {
+    /// At least one, each with an id of its own.
+    pub embeddings: Vec<ModelEntry>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ModelEntry {
+    /// Runs in this process.
+    Local(LocalEntry),
+    /// Runs behind an entry of `providers` in the main configuration.
+    Remote(RemoteEntry),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LocalEntry {
+    pub id: String,
+    /// A hub id or a directory, see [`crate::hub::ModelSource::parse`].
+    pub path: String,
+    /// Taken as the model's version instead of a digest of its files.
+    pub version: Option<String>,
+    /// Vectors of length one; absent means as the model itself says.
+    pub normalize: Option<Normalize>,
+}
+
+/// What to do with a vector's length, whatever the model's own modules say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Normalize {
+    Always,
+    Never,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RemoteEntry {
+    pub id: String,
+    /// The name of an entry of `providers`.
+    pub provider: String,
+    pub model: String,
+    pub dimensions: usize,
+    pub version: Option<String>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("{path} cannot be read: {source}")]
+    Unreadable { path: String, source: std::io::Error },
+    #[error("{0}")]
+    Invalid(String),
+    /// Show [`EXAMPLE_CONFIG`] beside it.
+    #[error("no embedding models are configured")]
+    Empty,
+}
+
+impl ModelEntry {
+    pub fn id(&self) -> &str {
+        match self {
+            Self::Local(entry) => &entry.id,
+            Self::Remote(entry) => &entry.id,
+        }
+    }
+}
+
+impl EmbeddingsConfig {
+    pub fn from_file(path: &Path) -> Result<Self, ConfigError> {
+        let unreadable = |source| ConfigError::Unreadable { path: path.display().to_string(), source };
+        Self::from_yaml(&std::fs::read_to_string(path).map_err(unreadable)?)
+    }
+
+    pub fn from_yaml(text: &str) -> Result<Self, ConfigError> {
+        if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
+            return Err(ConfigError::Empty);
+        }
+        let document: RawDocument =
+            serde_saphyr::from_str(text).map_err(|error| ConfigError::Invalid(first_line(&error)))?;
+        let entries = document
+            .embeddings
+            .ok_or_else(|| ConfigError::Invalid("the list 'embeddings' is missing".to_owned()))?;
+        if entries.is_empty() {
+            return Err(ConfigError::Empty);
+        }
+        let embeddings = entries
+            .into_iter()
+            .enumerate()
+            .map(|(index, entry)| entry.validate(index + 1))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut seen = HashSet::new();
+        match embeddings.iter().find(|entry| !seen.insert(entry.id())) {
+            Some(twice) => Err(ConfigError::Invalid(format!("two embedding models have the id '{}'", twice.id()))),
+            None => Ok(Self { embeddings }),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawDocument {
+    embeddings: Option<Vec<RawEntry>>,
+}
+
+/// All keys of both kinds of entry; which belong together is checked afterwards, for better messages.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawEntry {
+    id: Option<String>,
+    path: Option<String>,
+    version: Option<String>,
+    normalize: Option<bool>,
+    provider: Option<String>,
+    model: Option<String>,
+    dimensions: Option<usize>,
+}
+
+impl RawEntry {
+    fn validate(self, number: usize) -> Result<ModelEntry, ConfigError> {
+        let Some(id) = self.id.clone().filter(|id| !id.trim().is_empty()) else {
+            return Err(ConfigError::Invalid(format!("embedding model number {number} has no 'id'")));
+        };
+        let wrong = |what: &str| ConfigError::Invalid(format!("embedding model '{id}' {what}"));
+        if self.provider.is_some() {
+            if self.path.is_some() || self.normalize.is_some() {
+                return Err(wrong(&format!("has a 'provider'; its keys are {REMOTE_KEYS}")));
+            }
+            return Ok(ModelEntry::Remote(RemoteEntry {
+                provider: text(self.provider).ok_or_else(|| wrong("has an empty 'provider'"))?,
+                model: text(self.model).ok_or_else(|| wrong("lacks 'model', which an entry with a 'provider' needs"))?,
+                dimensions: self
+                    .dimensions
+                    .filter(|dimensions| (1..=65_536).contains(dimensions))
+                    .ok_or_else(|| wrong("lacks 'dimensions' (1 to 65536), which an entry with a 'provider' needs"))?,
+                version: text(self.version),
+                id,
+            }));
+        }
+        if self.model.is_some() || self.dimensions.is_some() {
+            return Err(wrong(&format!("has no 'provider'; its keys are {LOCAL_KEYS}")));
+        }
+        Ok(ModelEntry::Local(LocalEntry {
+            path: text(self.path).ok_or_else(|| wrong("lacks 'path': a Hugging Face model id or a directory"))?,
+            version: text(self.version),
+            normalize: self.normalize.map(|on| if on { Normalize::Always } else { Normalize::Never }),
+            id,
+        }))
+    }
+}
+
+fn text(value: Option<String>) -> Option<String> {
+    value.filter(|text| !text.trim().is_empty())
+}
+
+/// The parser draws the offending lines below its message; one line is enough in a log.
+fn first_line(error: &impl ToString) -> String {
+    error.to_string().lines().next().unwrap_or("not valid YAML").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(yaml: &str) -> String {
+        EmbeddingsConfig::from_yaml(yaml).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn reads_both_kinds_of_entry() {
+        let config = EmbeddingsConfig::from_yaml(
+            "embeddings:\n  - {id: a, path: org/name, version: '2', normalize: false}\n  \
+             - {id: b, provider: my-openai, model: m, dimensions: 8}\n",
+        )
+        .unwrap();
+        let local = LocalEntry {
+            id: "a".into(),
+            path: "org/name".into(),
+            version: Some("2".into()),
+            normalize: Some(Normalize::Never),
+        };
+        let remote = RemoteEntry {
+            id: "b".into(),
+            provider: "my-openai".into(),
+            model: "m".into(),
+            dimensions: 8,
+            version: None,
+        };
+        assert_eq!(config.embeddings, [ModelEntry::Local(local), ModelEntry::Remote(remote)]);
+    }
+
+    #[test]
+    fn the_example_is_valid() {
+        assert_eq!(EmbeddingsConfig::from_yaml(EXAMPLE_CONFIG).unwrap().embeddings.len(), 2);
+    }
+
+    #[test]
+    fn an_empty_configuration_is_told_apart_from_a_wrong_one() {
+        for yaml in ["", "# nothing\n", "embeddings: []\n"] {
+            assert!(matches!(EmbeddingsConfig::from_yaml(yaml), Err(ConfigError::Empty)), "{yaml:?}");
+        }
+    }
+
+    #[test]
+    fn errors_name_what_is_wrong() {
+        assert!(error("models: []").contains("models"));
+        assert!(error("{}").contains("embeddings"));
+        assert!(error("embeddings: 3").contains("embeddings") || !error("embeddings: 3").is_empty());
+        assert!(error("embeddings: [{path: x}]").contains("'id'"));
+        assert!(error("embeddings: [{id: a}]").contains("'path'"));
+        assert!(error("embeddings: [{id: a, path: x, colour: red}]").contains("colour"));
+        assert!(error("embeddings: [{id: a, path: x}, {id: a, path: y}]").contains("id 'a'"));
+        assert!(error("embeddings: [{id: a, provider: p, dimensions: 3}]").contains("'model'"));
+        assert!(error("embeddings: [{id: a, provider: p, model: m}]").contains("'dimensions'"));
+        assert!(error("embeddings: [{id: a, provider: p, model: m, dimensions: 0}]").contains("'dimensions'"));
+        assert!(error("embeddings: [{id: a, path: x, model: m}]").contains("'provider'"));
+        assert!(error("embeddings: [[[").lines().count() == 1);
+    }
+}

@@ -1,0 +1,86 @@
+//! The encoder of the BERT family: token ids in, one vector per token out.
+//!
+//! Sequences are packed one after the other without padding. Everything but attention treats the
+//! pack as one matrix of token rows; attention goes by sequence and head.
+
+mod attention;
+pub(crate) mod config;
+mod forward;
+mod load;
+
+use crate::error::LoadError;
+use crate::files::weights::Weights;
+use crate::kernel::{Packed, Product, simd};
+use crate::kernel::{Finish, Start};
+use crate::team::Team;
+use config::EncoderConfig;
+
+pub(crate) use forward::{Scratch, Wanted};
+pub(crate) use load::{linear, norm};
+
+/// One tokenised text or pair.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Sequence {
+    pub(crate) ids: Vec<u32>,
+    /// Empty where every token has type 0.
+    pub(crate) types: Vec<u32>,
+    /// Pooling leaves out the tokens before this one.
+    pub(crate) pool_from: usize,
+}
+
+pub(crate) struct Encoder {
+    pub(crate) config: EncoderConfig,
+    words: Vec<f32>,
+    positions: Vec<f32>,
+    token_types: Vec<f32>,
+    /// One value per bucket of distances and head; empty but for MPNet.
+    relative_bias: Vec<f32>,
+    embedding_norm: Norm,
+    layers: Vec<Layer>,
+}
+
+struct Layer {
+    query_key_value: Linear,
+    attention_output: Linear,
+    attention_norm: Norm,
+    up: Linear,
+    down: Linear,
+    output_norm: Norm,
+}
+
+pub(crate) struct Linear {
+    pub(crate) weights: Packed,
+    pub(crate) bias: Vec<f32>,
+}
+
+pub(crate) struct Norm {
+    pub(crate) gamma: Vec<f32>,
+    pub(crate) beta: Vec<f32>,
+}
+
+impl Encoder {
+    pub(crate) fn load(weights: &Weights, config: EncoderConfig) -> Result<Self, LoadError> {
+        load::encoder(weights, config)
+    }
+}
+
+impl Linear {
+    /// `into = finish(rows · weights + bias)`, or added to what `into` holds.
+    pub(crate) fn apply(&self, team: &Team, rows: &[f32], into: &mut [f32], start: Start, finish: Finish) {
+        let b = self.weights.view();
+        let count = rows.len() / b.depth;
+        let product =
+            Product { a: rows, lda: b.depth, rows: count, b, bias: Some(&self.bias), start, finish };
+        simd::run(simd::Isa::detect(), team, &product, into, b.columns);
+    }
+
+    pub(crate) fn width(&self) -> usize {
+        self.weights.columns()
+    }
+}
+
+impl Norm {
+    pub(crate) fn apply(&self, rows: &mut [f32], epsilon: f32) {
+        simd::layer_norm(simd::Isa::detect(), rows, &self.gamma, &self.beta, epsilon);
+    }
+}

@@ -1,0 +1,21 @@
+//! The arithmetic: matrix products and the row-wise functions of a transformer encoder.
+//!
+//! Everything a caller sees here is safe. [`product`] holds the blocked matrix product over weights
+//! that were packed once at load, [`rows`] softmax, layer norm and activations, and [`simd`] is the
+//! one file with `unsafe` code in it: it runs the same bodies with AVX2 and FMA where the processor
+//! has them.
+
+pub(crate) mod product;
+pub(crate) mod rows;
+pub(crate) mod simd;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use product::{Finish, Packed, Product, Start};
+pub(crate) use simd::AlignedBuffer;
+
+/// Columns of one panel: one cache line of `f32`, and two AVX2 registers.
+pub(crate) const PANEL: usize = 16;
+
+/// Rows of one register tile: 6 × 2 accumulators leave four of the sixteen AVX2 registers for operands.
+pub(crate) const TILE_ROWS: usize = 6;
