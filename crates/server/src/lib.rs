@@ -1,1 +1,11 @@
-//! Retrieval for AI applications as one program: the HTTP API and the command line
+//! The program `ragstone`: command line, configuration and HTTP interface over the other crates.
+//!
+//! Only this crate knows axum, status codes and the JSON shapes of the wire.
+
+pub mod cli;
+pub mod config;
+pub mod http;
+mod listen;
+mod progress;
+mod startup;
+pub mod telemetry;

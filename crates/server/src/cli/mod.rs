@@ -1,0 +1,164 @@
+//! The command line. Arguments as typed are here; what they mean is decided in [`crate::config`]
+//! and in the commands.
+
+mod models;
+mod quickstart;
+mod serve;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, CommandFactory, Parser, Subcommand};
+
+use crate::config::{ConfigError, Flags};
+use crate::telemetry::LogFormat;
+
+/// Something went wrong while doing what was asked.
+const FAILED: u8 = 1;
+/// The configuration is wrong, as in sysexits.h.
+const BAD_CONFIGURATION: u8 = 78;
+
+#[derive(Parser)]
+#[command(name = "ragstone", version, about = "Retrieval for AI applications as one program", propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Start the service
+    Serve(Box<ServeArgs>),
+    /// Start with a sample collection and the built-in default model; needs no configuration
+    Quickstart(QuickstartArgs),
+    /// List, fetch, show and remove downloaded models
+    #[command(subcommand)]
+    Models(ModelsCommand),
+    /// Print a completion script for a shell
+    Completions { shell: clap_complete::Shell },
+}
+
+#[derive(Args)]
+struct ServeArgs {
+    /// Address to bind to [default: 127.0.0.1; env: RAGSTONE_HOST]
+    #[arg(long)]
+    host: Option<String>,
+    /// Port to bind to; 0 takes a free one [default: 5006; env: RAGSTONE_PORT]
+    #[arg(long)]
+    port: Option<u16>,
+    /// Where the embedded store keeps its file [default: ragstone-data; env: RAGSTONE_DATA_DIR]
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// Which store to use: sqlite://DIR [default: the data directory; env: RAGSTONE_STORE]
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
+    /// Configuration file [env: RAGSTONE_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Which embedding models to load [env: EMBEDDINGS_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    embeddings_config: Option<PathBuf>,
+    /// Start without embedding models: documents and queries bring their own vectors
+    #[arg(long, conflicts_with = "embeddings_config")]
+    no_embeddings: bool,
+    #[arg(long, value_name = "NAME", help = serve::cross_encoder_help())]
+    cross_encoder: Option<String>,
+    /// Cross-encoder from a directory instead of the hub; wins over --cross-encoder [env: CROSS_ENCODER_PATH]
+    #[arg(long, value_name = "DIR")]
+    cross_encoder_path: Option<PathBuf>,
+    /// Fetch and check all configured models, then exit
+    #[arg(long)]
+    download_models: bool,
+    /// List recommended cross-encoders, then exit
+    #[arg(long)]
+    list_reranker_models: bool,
+    /// Allow an address that other machines can reach without any API key
+    #[arg(long)]
+    allow_no_key: bool,
+    /// Compute threads of the models [default: one per core; env: RAGSTONE_THREADS]
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Form of the log lines on stderr
+    #[arg(long, value_enum, default_value = "text", env = "RAGSTONE_LOG_FORMAT")]
+    log_format: LogFormat,
+}
+
+impl ServeArgs {
+    fn flags(&self) -> Flags {
+        Flags {
+            host: self.host.clone(),
+            port: self.port,
+            data_dir: self.data_dir.clone(),
+            store: self.store.clone(),
+            embeddings_config: self.embeddings_config.clone(),
+            no_embeddings: self.no_embeddings,
+            cross_encoder: self.cross_encoder.clone(),
+            cross_encoder_path: self.cross_encoder_path.clone(),
+            allow_no_key: self.allow_no_key,
+            threads: self.threads,
+        }
+    }
+}
+
+#[derive(Args)]
+struct QuickstartArgs {
+    /// Port to bind to on 127.0.0.1; 0 takes a free one
+    #[arg(long, default_value_t = crate::config::DEFAULT_PORT)]
+    port: u16,
+    /// Where the store keeps its file
+    #[arg(long, value_name = "DIR", default_value = "ragstone-quickstart")]
+    data_dir: PathBuf,
+    /// Answer the sample questions and exit instead of serving on
+    #[arg(long)]
+    once: bool,
+}
+
+#[derive(Subcommand)]
+enum ModelsCommand {
+    /// List the models in the cache
+    List {
+        #[arg(long)]
+        json: bool,
+    },
+    /// Fetch a model into the cache
+    Pull {
+        /// A Hugging Face model id, such as BAAI/bge-reranker-base; `default` for the built-in default model
+        name: String,
+    },
+    /// Remove a model from the cache
+    Remove { name: String },
+    /// Show what is known of a model in the cache, or of one in a directory
+    Show {
+        name: String,
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Parses the arguments, does what they say, and gives the exit code.
+pub fn run() -> ExitCode {
+    let cli = Cli::parse();
+    let done = match cli.command {
+        Command::Serve(args) => serve::run(&args),
+        Command::Quickstart(args) => quickstart::run(&args),
+        Command::Models(command) => models::run(command),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "ragstone", &mut std::io::stdout());
+            Ok(())
+        }
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => report(&error),
+    }
+}
+
+/// Errors go to stderr, whole, whatever the log shows.
+fn report(error: &anyhow::Error) -> ExitCode {
+    eprintln!("ragstone: fatal: {error:#}");
+    if error.is::<ConfigError>() { ExitCode::from(BAD_CONFIGURATION) } else { ExitCode::from(FAILED) }
+}
+
+fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(work)
+}

@@ -1,0 +1,304 @@
+//! Settings: from flags, environment and file, in that order of precedence.
+//!
+//! [`Layers`] is what was typed; [`Settings`] is what it means, checked. Nothing else reads the
+//! environment or the configuration file.
+
+mod file;
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use secrecy::{ExposeSecret, SecretString};
+
+pub use file::FileConfig;
+use file::ServerSection;
+
+use crate::http::state::Limits;
+
+pub const DEFAULT_PORT: u16 = 5006;
+const DEFAULT_DATA_DIR: &str = "ragstone-data";
+
+/// Wrong configuration, in one sentence that says what to change. Ends the program with exit code 78.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct ConfigError(pub String);
+
+/// Flags of `serve`, as far as they are settings.
+#[derive(Debug, Clone, Default)]
+pub struct Flags {
+    pub host: Option<String>,
+    pub port: Option<u16>,
+    pub data_dir: Option<PathBuf>,
+    pub store: Option<String>,
+    pub embeddings_config: Option<PathBuf>,
+    pub no_embeddings: bool,
+    pub cross_encoder: Option<String>,
+    pub cross_encoder_path: Option<PathBuf>,
+    pub allow_no_key: bool,
+    pub threads: Option<usize>,
+}
+
+/// Everything that was said, before it is weighed.
+pub struct Layers<'a> {
+    pub flags: Flags,
+    pub env: &'a dyn Fn(&str) -> Option<String>,
+    pub file: FileConfig,
+}
+
+#[derive(Debug)]
+pub struct Settings {
+    pub host: IpAddr,
+    pub port: u16,
+    pub store: StoreLocation,
+    pub api_keys: Vec<SecretString>,
+    pub embeddings: EmbeddingsChoice,
+    pub cross_encoder: Option<CrossEncoderChoice>,
+    pub limits: Limits,
+    /// Compute threads of the models; as many as there are cores unless set.
+    pub threads: Option<usize>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StoreLocation {
+    /// The embedded store, in this directory.
+    Embedded(PathBuf),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EmbeddingsChoice {
+    /// Nothing was said about models, which is an error of `serve`.
+    Unset,
+    /// It was said that none are wanted.
+    None,
+    File(PathBuf),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CrossEncoderChoice {
+    Directory(PathBuf),
+    Hub(String),
+}
+
+/// Reads the configuration file, if one is named by the flag or by `RAGSTONE_CONFIG`.
+pub fn read_file(flag: Option<&Path>, env: &dyn Fn(&str) -> Option<String>) -> Result<FileConfig, ConfigError> {
+    let path = flag.map(Path::to_owned).or_else(|| env("RAGSTONE_CONFIG").map(PathBuf::from));
+    path.map_or_else(|| Ok(FileConfig::default()), |path| FileConfig::read(&path))
+}
+
+/// Environment variables that are set to nothing count as not set.
+pub fn process_env(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.trim().is_empty())
+}
+
+pub fn build(layers: Layers<'_>) -> Result<Settings, ConfigError> {
+    let Layers { flags, env, file } = layers;
+    let server = file.server.unwrap_or_default();
+    let host = flags.host.or_else(|| env("RAGSTONE_HOST")).or_else(|| server.host.clone());
+    let host = parse_host(host.as_deref().unwrap_or("127.0.0.1"))?;
+    let port = match (flags.port, env("RAGSTONE_PORT")) {
+        (Some(port), _) => port,
+        (None, Some(text)) => parse_env("RAGSTONE_PORT", &text)?,
+        (None, None) => server.port.unwrap_or(DEFAULT_PORT),
+    };
+    let store = flags.store.or_else(|| env("RAGSTONE_STORE")).or_else(|| server.store.clone());
+    let data_dir = flags
+        .data_dir
+        .or_else(|| env("RAGSTONE_DATA_DIR").map(PathBuf::from))
+        .or_else(|| server.data_dir.clone())
+        .unwrap_or_else(|| DEFAULT_DATA_DIR.into());
+    let threads = match (flags.threads, env("RAGSTONE_THREADS")) {
+        (Some(threads), _) => Some(threads),
+        (None, Some(text)) => Some(parse_env("RAGSTONE_THREADS", &text)?),
+        (None, None) => server.threads,
+    };
+    let api_keys = api_keys(env, &server)?;
+    if !host.is_loopback() && api_keys.is_empty() && !(flags.allow_no_key || server.allow_no_key.unwrap_or(false)) {
+        return Err(ConfigError(format!(
+            "{host} can be reached from other machines, so an API key is needed: set RAGSTONE_API_KEYS, \
+             or say --allow-no-key if no key is meant"
+        )));
+    }
+    let embeddings = match flags.embeddings_config {
+        _ if flags.no_embeddings => EmbeddingsChoice::None,
+        Some(path) => EmbeddingsChoice::File(path),
+        None => env("EMBEDDINGS_CONFIG")
+            .map(PathBuf::from)
+            .or_else(|| server.embeddings_config.clone())
+            .map_or(EmbeddingsChoice::Unset, EmbeddingsChoice::File),
+    };
+    let from_flags = choose_cross_encoder(flags.cross_encoder_path, flags.cross_encoder);
+    let from_env = choose_cross_encoder(env("CROSS_ENCODER_PATH").map(PathBuf::from), env("CROSS_ENCODER_MODEL"));
+    let from_file = choose_cross_encoder(server.cross_encoder_path.clone(), server.cross_encoder.clone());
+    Ok(Settings {
+        host,
+        port,
+        store: parse_store(store.as_deref(), data_dir)?,
+        api_keys,
+        embeddings,
+        cross_encoder: from_flags.or(from_env).or(from_file),
+        limits: limits(&server)?,
+        threads: threads.filter(|threads| *threads > 0),
+    })
+}
+
+fn choose_cross_encoder(path: Option<PathBuf>, name: Option<String>) -> Option<CrossEncoderChoice> {
+    path.map(CrossEncoderChoice::Directory).or_else(|| name.map(CrossEncoderChoice::Hub))
+}
+
+fn parse_host(text: &str) -> Result<IpAddr, ConfigError> {
+    match text {
+        "localhost" => Ok(IpAddr::from([127, 0, 0, 1])),
+        other => other
+            .trim_matches(['[', ']'])
+            .parse()
+            .map_err(|_| ConfigError(format!("'{other}' is not an address to bind to: give an IP address or 'localhost'"))),
+    }
+}
+
+fn parse_env<T: std::str::FromStr>(name: &str, text: &str) -> Result<T, ConfigError> {
+    text.trim().parse().map_err(|_| ConfigError(format!("{name} is '{text}', which is not a number it can have")))
+}
+
+fn parse_store(url: Option<&str>, data_dir: PathBuf) -> Result<StoreLocation, ConfigError> {
+    match url {
+        None => Ok(StoreLocation::Embedded(data_dir)),
+        Some(url) => match url.split_once("://") {
+            Some(("sqlite", path)) if !path.is_empty() => Ok(StoreLocation::Embedded(path.into())),
+            _ => Err(ConfigError(format!(
+                "'{}' is not a store: give sqlite://DIRECTORY, or leave it out to use the data directory",
+                without_credentials(url)
+            ))),
+        },
+    }
+}
+
+/// A store's address may carry a password, which must not reach a message.
+fn without_credentials(url: &str) -> String {
+    match (url.split_once("://"), url.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, rest))) => format!("{scheme}://…@{rest}"),
+        _ => url.to_owned(),
+    }
+}
+
+fn api_keys(
+    env: &dyn Fn(&str) -> Option<String>,
+    server: &ServerSection,
+) -> Result<Vec<SecretString>, ConfigError> {
+    let keys: Vec<SecretString> = match env("RAGSTONE_API_KEYS").or_else(|| env("RAGSTONE_API_KEY")) {
+        Some(list) => list.split(',').map(|key| SecretString::from(key.trim())).collect(),
+        None => server
+            .api_keys
+            .iter()
+            .flatten()
+            .map(|key| file::interpolate(key, env).map(SecretString::from))
+            .collect::<Result<_, _>>()?,
+    };
+    if keys.iter().any(|key| key.expose_secret().is_empty()) {
+        return Err(ConfigError("An API key is empty: give each key at least one character".to_owned()));
+    }
+    Ok(keys)
+}
+
+fn limits(server: &ServerSection) -> Result<Limits, ConfigError> {
+    let given = server.limits.clone().unwrap_or_default();
+    let defaults = Limits::default();
+    let count = |name: &str, value: Option<usize>, default: usize| match value {
+        Some(0) => Err(ConfigError(format!("server.limits.{name} must be at least 1"))),
+        value => Ok(value.unwrap_or(default)),
+    };
+    let seconds = |name: &str, value: Option<u64>, default: Duration| match value {
+        Some(0) => Err(ConfigError(format!("server.limits.{name} must be at least 1"))),
+        value => Ok(value.map_or(default, Duration::from_secs)),
+    };
+    Ok(Limits {
+        body_bytes: count("bodyBytes", given.body_bytes, defaults.body_bytes)?,
+        add_bytes: count("addBytes", given.add_bytes, defaults.add_bytes)?,
+        add_documents: count("addDocuments", given.add_documents, defaults.add_documents)?,
+        top_k: count("topK", given.top_k, defaults.top_k)?,
+        body_timeout: seconds("bodySeconds", given.body_seconds, defaults.body_timeout)?,
+        request_timeout: seconds("requestSeconds", given.request_seconds, defaults.request_timeout)?,
+        header_timeout: seconds("headerSeconds", given.header_seconds, defaults.header_timeout)?,
+        shutdown_timeout: seconds("shutdownSeconds", given.shutdown_seconds, defaults.shutdown_timeout)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(flags: Flags, env: &[(&str, &str)], yaml: &str) -> Result<Settings, ConfigError> {
+        let file = FileConfig::from_yaml(yaml)?;
+        let env = |name: &str| env.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+        build(Layers { flags, env: &env, file })
+    }
+
+    #[test]
+    fn flags_win_over_environment_which_wins_over_file() {
+        let yaml = "server: {port: 1, dataDir: /file, crossEncoder: file/model}";
+        let env = [("RAGSTONE_PORT", "2"), ("CROSS_ENCODER_MODEL", "env/model")];
+        let from_file = settings(Flags::default(), &[], yaml).unwrap();
+        assert_eq!((from_file.port, from_file.store), (1, StoreLocation::Embedded("/file".into())));
+        assert_eq!(from_file.cross_encoder, Some(CrossEncoderChoice::Hub("file/model".into())));
+        let from_env = settings(Flags::default(), &env, yaml).unwrap();
+        assert_eq!(from_env.port, 2);
+        assert_eq!(from_env.cross_encoder, Some(CrossEncoderChoice::Hub("env/model".into())));
+        let flags = Flags { port: Some(3), cross_encoder: Some("flag/model".into()), ..Flags::default() };
+        let from_flags = settings(flags, &env, yaml).unwrap();
+        assert_eq!(from_flags.port, 3);
+        assert_eq!(from_flags.cross_encoder, Some(CrossEncoderChoice::Hub("flag/model".into())));
+    }
+
+    #[test]
+    fn priority_order_for_model_source() {
+        let env = [("CROSS_ENCODER_PATH", "/env"), ("CROSS_ENCODER_MODEL", "env/model")];
+        let both = Flags {
+            cross_encoder_path: Some("/flag".into()),
+            cross_encoder: Some("flag/model".into()),
+            ..Flags::default()
+        };
+        let chosen = |flags: Flags| settings(flags, &env, "").unwrap().cross_encoder.unwrap();
+        assert_eq!(chosen(both.clone()), CrossEncoderChoice::Directory("/flag".into()));
+        let name_only = Flags { cross_encoder_path: None, ..both };
+        assert_eq!(chosen(name_only), CrossEncoderChoice::Hub("flag/model".into()));
+        assert_eq!(chosen(Flags::default()), CrossEncoderChoice::Directory("/env".into()));
+    }
+
+    #[test]
+    fn an_open_address_needs_a_key_or_the_explicit_flag() {
+        let open = Flags { host: Some("0.0.0.0".into()), ..Flags::default() };
+        let refusal = settings(open.clone(), &[], "").unwrap_err().to_string();
+        assert!(refusal.contains("RAGSTONE_API_KEYS") && refusal.contains("--allow-no-key"), "{refusal}");
+        assert!(settings(open.clone(), &[("RAGSTONE_API_KEYS", "k1,k2")], "").is_ok());
+        assert!(settings(Flags { allow_no_key: true, ..open }, &[], "").is_ok());
+    }
+
+    #[test]
+    fn keys_come_from_the_environment_by_name_and_are_never_printed() {
+        let yaml = "server: {apiKeys: ['${MY_KEY}']}";
+        let settings_with = settings(Flags::default(), &[("MY_KEY", "hunter2")], yaml).unwrap();
+        assert_eq!(settings_with.api_keys[0].expose_secret(), "hunter2");
+        assert!(!format!("{settings_with:?}").contains("hunter2"));
+        let missing = settings(Flags::default(), &[], yaml).unwrap_err().to_string();
+        assert!(missing.contains("MY_KEY"), "{missing}");
+    }
+
+    #[test]
+    fn unknown_keys_are_named() {
+        for (yaml, key) in [("servr: {}", "servr"), ("server: {prt: 1}", "prt"), ("server: {limits: {topk: 3}}", "topk")] {
+            let message = FileConfig::from_yaml(yaml).unwrap_err().to_string();
+            assert!(message.contains(key), "{message}");
+        }
+        assert!(FileConfig::from_yaml("server: {data_dir: /x, limits: {top_k: 3}}").is_ok());
+    }
+
+    #[test]
+    fn wrong_values_are_named() {
+        for (env, name) in [(("RAGSTONE_PORT", "many"), "RAGSTONE_PORT"), (("RAGSTONE_HOST", "example.org"), "example.org")] {
+            let message = settings(Flags::default(), &[env], "").unwrap_err().to_string();
+            assert!(message.contains(name), "{message}");
+        }
+        let message = settings(Flags { store: Some("redis://u:secret@h".into()), ..Flags::default() }, &[], "").unwrap_err();
+        assert!(!message.to_string().contains("secret"), "{message}");
+    }
+}

@@ -1,0 +1,87 @@
+//! The configuration file.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::ConfigError;
+
+/// All of it is optional. Keys are written in camelCase; snake_case is understood too.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct FileConfig {
+    pub server: Option<ServerSection>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ServerSection {
+    pub host: Option<String>,
+    pub port: Option<u16>,
+    #[serde(alias = "data_dir")]
+    pub data_dir: Option<PathBuf>,
+    pub store: Option<String>,
+    /// Each may be `${NAME}`, which is looked up in the environment.
+    #[serde(alias = "api_keys")]
+    pub api_keys: Option<Vec<String>>,
+    #[serde(alias = "allow_no_key")]
+    pub allow_no_key: Option<bool>,
+    #[serde(alias = "embeddings_config")]
+    pub embeddings_config: Option<PathBuf>,
+    #[serde(alias = "cross_encoder")]
+    pub cross_encoder: Option<String>,
+    #[serde(alias = "cross_encoder_path")]
+    pub cross_encoder_path: Option<PathBuf>,
+    pub threads: Option<usize>,
+    pub limits: Option<LimitsSection>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct LimitsSection {
+    #[serde(alias = "body_bytes")]
+    pub body_bytes: Option<usize>,
+    #[serde(alias = "add_bytes")]
+    pub add_bytes: Option<usize>,
+    #[serde(alias = "add_documents")]
+    pub add_documents: Option<usize>,
+    #[serde(alias = "top_k")]
+    pub top_k: Option<usize>,
+    #[serde(alias = "body_seconds")]
+    pub body_seconds: Option<u64>,
+    #[serde(alias = "request_seconds")]
+    pub request_seconds: Option<u64>,
+    #[serde(alias = "header_seconds")]
+    pub header_seconds: Option<u64>,
+    #[serde(alias = "shutdown_seconds")]
+    pub shutdown_seconds: Option<u64>,
+}
+
+impl FileConfig {
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| ConfigError(format!("The configuration file {} cannot be read: {error}", path.display())))?;
+        Self::from_yaml(&text).map_err(|error| ConfigError(format!("In {}: {error}", path.display())))
+    }
+
+    pub fn from_yaml(text: &str) -> Result<Self, ConfigError> {
+        let blank = text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'));
+        if blank {
+            return Ok(Self::default());
+        }
+        serde_saphyr::from_str(text).map_err(|error| {
+            let message = error.to_string();
+            ConfigError(message.lines().next().unwrap_or("not valid YAML").to_owned())
+        })
+    }
+}
+
+/// Replaces a value of the form `${NAME}` by the environment variable of that name.
+pub fn interpolate(value: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<String, ConfigError> {
+    match value.strip_prefix("${").and_then(|rest| rest.strip_suffix('}')) {
+        Some(name) => {
+            env(name).ok_or_else(|| ConfigError(format!("The environment variable {name}, named in the configuration, is not set")))
+        }
+        None => Ok(value.to_owned()),
+    }
+}

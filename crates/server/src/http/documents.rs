@@ -1,0 +1,286 @@
+//! `/collections/{name}/documents` and the values of their metadata.
+
+use axum::Json;
+use axum::extract::State;
+use ragstone_core::document::{Document, DocumentId, Metadata, RawDocument, check_documents};
+use ragstone_core::error::InvalidInput;
+use ragstone_core::filter::Filter;
+use ragstone_core::store::{Page, Selection, StoreError};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use super::error::{ApiError, ErrorBody};
+use super::extract::{CollectionPath, DocumentPath, JsonBody, LargeJsonBody, Params};
+use super::state::AppState;
+
+const DEFAULT_LIMIT: u64 = 100;
+/// A larger page is cut to this without a word, as documented.
+const MAX_LIMIT: u64 = 1000;
+
+#[derive(Deserialize, ToSchema)]
+#[schema(example = json!({"documents": [
+    {"id": "intro", "text": "Ragstone keeps documents and finds them again.", "metadata": {"chapter": 1}},
+    {"text": "A document without an id gets one."}]}))]
+pub struct AddDocuments {
+    #[serde(default)]
+    #[schema(value_type = Vec<NewDocumentBody>)]
+    documents: Option<Vec<RawDocument>>,
+}
+
+/// A document as it is sent.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "describes the body for the API document; it is read as a RawDocument")]
+pub struct NewDocumentBody {
+    /// Made up when absent; an id that exists is replaced.
+    id: Option<String>,
+    text: String,
+    #[schema(value_type = Option<Object>)]
+    metadata: Option<Metadata>,
+    /// For all documents of a request or for none; without it the collection's model embeds the text.
+    embedding: Option<Vec<f32>>,
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(example = json!({"status": "added", "collection": "manuals", "count": 2, "ids": ["intro", "doc_8e1f"]}))]
+pub struct DocumentsAdded {
+    status: &'static str,
+    collection: String,
+    count: usize,
+    ids: Vec<String>,
+    /// Documents that are longer than the model reads: only their beginning was embedded.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    truncated: Vec<String>,
+}
+
+/// Add documents, all of them or none. An id that exists is replaced.
+#[utoipa::path(
+    post, path = "/collections/{name}/documents", tag = "documents", request_body = AddDocuments,
+    params(("name" = String, Path, description = "The collection")),
+    responses(
+        (status = 200, body = DocumentsAdded),
+        (status = 400, body = ErrorBody, description = "A document breaks a rule; the message has its index"),
+        (status = 404, body = ErrorBody),
+        (status = 413, body = ErrorBody, description = "The body is too large"),
+        (status = 429, body = ErrorBody, description = "The model's queue is full; see Retry-After"),
+        (status = 503, body = ErrorBody, description = "The collection's model is not loaded, or the service is busy"),
+    ),
+)]
+pub async fn add(
+    State(state): State<AppState>,
+    CollectionPath(name): CollectionPath,
+    LargeJsonBody(body): LargeJsonBody<AddDocuments>,
+) -> Result<Json<DocumentsAdded>, ApiError> {
+    let raw = body.documents.unwrap_or_default();
+    if raw.len() > state.limits.add_documents {
+        return Err(ApiError::bad_request(format!(
+            "{} documents in one request; at most {} are allowed: send them in several",
+            raw.len(),
+            state.limits.add_documents
+        )));
+    }
+    let documents = check_documents(raw)?;
+    let added = ragstone_rag::documents::add(&state.service, &name, documents).await?;
+    metrics::counter!("ragstone_documents_added_total").increment(added.ids.len() as u64);
+    Ok(Json(DocumentsAdded {
+        status: "added",
+        collection: name.to_string(),
+        count: added.ids.len(),
+        ids: added.ids.into_iter().map(DocumentId::into_string).collect(),
+        truncated: added.truncated.into_iter().map(DocumentId::into_string).collect(),
+    }))
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(example = json!({"id": "intro", "text": "Ragstone keeps documents.", "metadata": {"chapter": 1}}))]
+pub struct DocumentBody {
+    pub id: String,
+    pub text: String,
+    #[schema(value_type = Object)]
+    pub metadata: Metadata,
+}
+
+impl From<Document> for DocumentBody {
+    fn from(document: Document) -> Self {
+        Self { id: document.id.into_string(), text: document.text, metadata: document.metadata }
+    }
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct DocumentList {
+    documents: Vec<DocumentBody>,
+    /// How many are on this page.
+    count: usize,
+    /// How many match in all.
+    total: u64,
+}
+
+/// Get documents by their metadata, in the order they were added.
+#[utoipa::path(
+    get, path = "/collections/{name}/documents", tag = "documents",
+    params(
+        ("name" = String, Path, description = "The collection"),
+        ("where" = Option<String>, Query, description = "A filter, as JSON", example = json!({"chapter": {"$in": [1, 2]}})),
+        ("limit" = Option<u64>, Query, description = "At most this many; 100 unless given, never more than 1000; 0 gives only the total"),
+        ("offset" = Option<u64>, Query, description = "Leave out this many first"),
+    ),
+    responses(
+        (status = 200, body = DocumentList),
+        (status = 400, body = ErrorBody, description = "The filter or a number is malformed; the message names it"),
+        (status = 404, body = ErrorBody),
+    ),
+)]
+pub async fn list(
+    State(state): State<AppState>,
+    CollectionPath(name): CollectionPath,
+    params: Params,
+) -> Result<Json<DocumentList>, ApiError> {
+    let filter = params.get("where").filter(|text| !text.trim().is_empty()).map_or(Ok(Filter::everything()), Filter::parse_text)?;
+    let limit = params.count("limit", DEFAULT_LIMIT)?.min(MAX_LIMIT) as usize;
+    let offset = params.count("offset", 0)?;
+    let page = state.service.store.documents(&name, &filter, Page { limit, offset }).await?;
+    Ok(Json(DocumentList {
+        count: page.documents.len(),
+        documents: page.documents.into_iter().map(Into::into).collect(),
+        total: page.total,
+    }))
+}
+
+/// Get one document.
+#[utoipa::path(
+    get, path = "/collections/{name}/documents/{id}", tag = "documents",
+    params(("name" = String, Path, description = "The collection"), ("id" = String, Path, description = "The document")),
+    responses((status = 200, body = DocumentBody), (status = 404, body = ErrorBody)),
+)]
+pub async fn show(
+    State(state): State<AppState>,
+    DocumentPath(name, id): DocumentPath,
+) -> Result<Json<DocumentBody>, ApiError> {
+    let missing = || ApiError::not_found(format!("Document '{id}' not found in collection '{name}'"));
+    let parsed = DocumentId::parse(id.clone()).map_err(|_| missing())?;
+    let document = state.service.store.document(&name, &parsed).await?.ok_or_else(missing)?;
+    Ok(Json(document.into()))
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(untagged)]
+#[schema(example = json!({"where": {"chapter": 1}}))]
+pub enum DeleteDocuments {
+    Ids(Vec<String>),
+    /// One of the two.
+    Choice {
+        ids: Option<Vec<String>>,
+        #[serde(rename = "where")]
+        #[schema(value_type = Option<Object>)]
+        filter: Option<Value>,
+    },
+}
+
+impl DeleteDocuments {
+    fn selection(self) -> Result<Selection, InvalidInput> {
+        let ids = match self {
+            Self::Ids(ids) | Self::Choice { ids: Some(ids), filter: None } => ids,
+            Self::Choice { ids: None, filter: Some(filter) } => {
+                let filter = Filter::parse(&filter)?;
+                if filter.is_everything() {
+                    return Err(InvalidInput::new(
+                        "'where' is empty and would delete every document: use DELETE …/documents/all for that",
+                    ));
+                }
+                return Ok(Selection::Matching(filter));
+            }
+            Self::Choice { ids: Some(_), filter: Some(_) } => {
+                return Err(InvalidInput::new("Give either 'ids' or 'where', not both"));
+            }
+            Self::Choice { ids: None, filter: None } => {
+                return Err(InvalidInput::new("A list of ids, or an object with 'ids' or 'where', is required"));
+            }
+        };
+        ids.into_iter().map(DocumentId::parse).collect::<Result<_, _>>().map(Selection::Ids)
+    }
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(example = json!({"status": "deleted", "collection": "manuals", "count": 3}))]
+pub struct DocumentsDeleted {
+    status: &'static str,
+    collection: String,
+    /// How many were really there.
+    count: u64,
+}
+
+/// Delete documents by their ids or by a filter.
+#[utoipa::path(
+    delete, path = "/collections/{name}/documents", tag = "documents", request_body = DeleteDocuments,
+    params(("name" = String, Path, description = "The collection")),
+    responses(
+        (status = 200, body = DocumentsDeleted),
+        (status = 400, body = ErrorBody, description = "Neither ids nor a filter, or a malformed one"),
+        (status = 404, body = ErrorBody),
+    ),
+)]
+pub async fn delete(
+    State(state): State<AppState>,
+    CollectionPath(name): CollectionPath,
+    JsonBody(body): JsonBody<DeleteDocuments>,
+) -> Result<Json<DocumentsDeleted>, ApiError> {
+    let count = state.service.store.delete_documents(&name, body.selection()?).await?;
+    Ok(Json(DocumentsDeleted { status: "deleted", collection: name.to_string(), count }))
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(example = json!({"status": "emptied", "collection": "manuals", "count_deleted": 100}))]
+pub struct Emptied {
+    status: &'static str,
+    collection: String,
+    count_deleted: u64,
+}
+
+/// Delete every document of a collection and keep the collection with its metadata.
+#[utoipa::path(
+    delete, path = "/collections/{name}/documents/all", tag = "documents",
+    params(("name" = String, Path, description = "The collection")),
+    responses((status = 200, body = Emptied), (status = 404, body = ErrorBody)),
+)]
+pub async fn empty(
+    State(state): State<AppState>,
+    CollectionPath(name): CollectionPath,
+) -> Result<Json<Emptied>, ApiError> {
+    let count_deleted = state.service.store.empty(&name).await?;
+    Ok(Json(Emptied { status: "emptied", collection: name.to_string(), count_deleted }))
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(example = json!({"field": "region", "values": ["Asia", "Europe"], "count": 2}))]
+pub struct MetadataValues {
+    field: String,
+    /// Numbers before strings, each ascending.
+    values: Vec<Value>,
+    count: usize,
+}
+
+/// The distinct values of a metadata field.
+#[utoipa::path(
+    get, path = "/collections/{name}/metadata-values", tag = "documents",
+    params(("name" = String, Path, description = "The collection"), ("field" = String, Query, description = "The metadata field")),
+    responses(
+        (status = 200, body = MetadataValues),
+        (status = 400, body = ErrorBody, description = "No field given"),
+        (status = 404, body = ErrorBody),
+    ),
+)]
+pub async fn metadata_values(
+    State(state): State<AppState>,
+    CollectionPath(name): CollectionPath,
+    params: Params,
+) -> Result<Json<MetadataValues>, ApiError> {
+    let field = params.get("field").filter(|field| !field.is_empty());
+    let field = field.ok_or_else(|| ApiError::bad_request("Query parameter 'field' is required"))?;
+    let values = state.service.store.metadata_values(&name, field).await.map_err(|error| match error {
+        // This route has always said it in these words.
+        StoreError::CollectionNotFound(name) => ApiError::not_found(format!("Collection '{name}' does not exist.")),
+        other => other.into(),
+    })?;
+    Ok(Json(MetadataValues { field: field.to_owned(), count: values.len(), values }))
+}

@@ -1,0 +1,171 @@
+//! Every error a client sees: a status and one sentence it can act on.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use ragstone_core::error::InvalidInput;
+use ragstone_core::model::ModelError;
+use ragstone_core::store::StoreError;
+use ragstone_rag::ServiceError;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// The body of every answer that is not a success.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({"detail": "Collection 'manuals' not found"}))]
+pub struct ErrorBody {
+    /// One sentence that says what to change.
+    pub detail: String,
+}
+
+#[derive(Debug)]
+pub struct ApiError {
+    status: StatusCode,
+    detail: String,
+    retry_after: Option<Duration>,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+        Self { status, detail: detail.into(), retry_after: None }
+    }
+
+    /// The sentence alone, for an answer that reports the error of a part.
+    pub fn into_detail(self) -> String {
+        self.detail
+    }
+
+    pub fn bad_request(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, detail)
+    }
+
+    pub fn unauthorized() -> Self {
+        Self::new(
+            StatusCode::UNAUTHORIZED,
+            "A valid API key is required: send 'Authorization: Bearer KEY' or 'X-API-Key: KEY'",
+        )
+    }
+
+    pub fn not_found(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, detail)
+    }
+
+    pub fn route_not_found() -> Self {
+        Self::not_found("Not Found")
+    }
+
+    pub fn method_not_allowed() -> Self {
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
+    }
+
+    pub fn too_large(limit: usize) -> Self {
+        Self::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            format!("The request body is larger than the limit of {limit} bytes: send it in smaller parts"),
+        )
+    }
+
+    pub fn timeout() -> Self {
+        Self::new(StatusCode::REQUEST_TIMEOUT, "The request body did not arrive in time")
+    }
+
+    pub fn busy(detail: impl Into<String>, retry_after: Duration) -> Self {
+        Self {
+            retry_after: Some(retry_after),
+            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+        }
+    }
+
+    /// A failure of ours whose reason a client may see.
+    pub fn failed(detail: impl Into<String>) -> Self {
+        let detail = detail.into();
+        tracing::error!(%detail, "request failed");
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, detail)
+    }
+
+    /// A failure of ours whose reason belongs in the log only.
+    pub fn internal(error: &(dyn std::error::Error + 'static)) -> Self {
+        let mut reason = error.to_string();
+        let mut source = error.source();
+        while let Some(inner) = source {
+            reason.push_str(": ");
+            reason.push_str(&inner.to_string());
+            source = inner.source();
+        }
+        tracing::error!(%reason, "request failed");
+        Self::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "The server could not do this; its log says why, under the id in the X-Request-Id header",
+        )
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(ErrorBody { detail: self.detail })).into_response();
+        if let Some(delay) = self.retry_after {
+            let seconds = delay.as_secs().max(1);
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+impl From<InvalidInput> for ApiError {
+    fn from(error: InvalidInput) -> Self {
+        Self::bad_request(error.message())
+    }
+}
+
+impl From<StoreError> for ApiError {
+    fn from(error: StoreError) -> Self {
+        match &error {
+            StoreError::CollectionNotFound(_) => Self::not_found(error.to_string()),
+            StoreError::CollectionExists(_) => Self::new(StatusCode::CONFLICT, error.to_string()),
+            StoreError::DimensionMismatch { .. } => Self::bad_request(error.to_string()),
+            StoreError::Unavailable { message, retry_after } => Self::busy(message.clone(), *retry_after),
+            StoreError::Failed(_) => Self::internal(&error),
+        }
+    }
+}
+
+impl From<ModelError> for ApiError {
+    fn from(error: ModelError) -> Self {
+        match error {
+            ModelError::Overloaded { retry_after } => Self {
+                retry_after: Some(retry_after),
+                ..Self::new(StatusCode::TOO_MANY_REQUESTS, error.to_string())
+            },
+            ModelError::InvalidInput(message) => Self::bad_request(message),
+            ModelError::Unavailable(message) => Self::busy(message, Duration::from_secs(5)),
+            ModelError::Failed(message) => Self::failed(message),
+        }
+    }
+}
+
+impl From<ServiceError> for ApiError {
+    fn from(error: ServiceError) -> Self {
+        match error {
+            ServiceError::Invalid(invalid) => invalid.into(),
+            ServiceError::NoModel { .. } => Self::bad_request(capitalised(&error.to_string())),
+            ServiceError::ModelNotLoaded { .. } | ServiceError::NoReranker => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
+            }
+            ServiceError::Model(error) => error.into(),
+            ServiceError::Store(error) => error.into(),
+        }
+    }
+}
+
+fn capitalised(sentence: &str) -> String {
+    let mut chars = sentence.chars();
+    match chars.next() {
+        Some(first) => first.to_uppercase().chain(chars).collect(),
+        None => String::new(),
+    }
+}

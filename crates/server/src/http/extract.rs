@@ -1,0 +1,167 @@
+//! Reading requests: bodies, paths and query strings, with refusals that name what is wrong.
+
+use axum::extract::{FromRequest, FromRequestParts, Request};
+use axum::http::request::Parts;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use ragstone_core::collection::CollectionName;
+use ragstone_core::error::InvalidInput;
+use serde::de::DeserializeOwned;
+
+use super::error::ApiError;
+use super::state::AppState;
+
+/// Above this size a body is parsed off the async threads.
+const PARSE_INLINE: usize = 64 * 1024;
+
+/// A JSON body of at most the ordinary size, whatever its content type says.
+pub struct JsonBody<T>(pub T);
+
+impl<T: DeserializeOwned + Send + 'static> FromRequest<AppState> for JsonBody<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
+        let bytes = read_body(request, state.limits.body_bytes, state).await?;
+        parse_json(bytes).await.map(Self)
+    }
+}
+
+/// A JSON body that brings documents and may be much larger. Large bodies share a budget, so that
+/// many at once cannot take all memory.
+pub struct LargeJsonBody<T>(pub T);
+
+impl<T: DeserializeOwned + Send + 'static> FromRequest<AppState> for LargeJsonBody<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
+        let limit = state.limits.add_bytes;
+        let announced = request
+            .headers()
+            .get(axum::http::header::CONTENT_LENGTH)
+            .and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+        if announced.is_some_and(|length| length > limit) {
+            return Err(ApiError::too_large(limit));
+        }
+        let _budget = state.body_budget.reserve(announced.unwrap_or(limit)).await?;
+        let bytes = read_body(request, limit, state).await?;
+        parse_json(bytes).await.map(Self)
+    }
+}
+
+async fn read_body(request: Request, limit: usize, state: &AppState) -> Result<bytes::Bytes, ApiError> {
+    let body = Limited::new(request.into_body(), limit);
+    match tokio::time::timeout(state.limits.body_timeout, body.collect()).await {
+        Err(_) => Err(ApiError::timeout()),
+        Ok(Ok(collected)) => Ok(collected.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(ApiError::too_large(limit)),
+        Ok(Err(_)) => Err(ApiError::bad_request("The request body broke off before its end")),
+    }
+}
+
+async fn parse_json<T: DeserializeOwned + Send + 'static>(bytes: bytes::Bytes) -> Result<T, ApiError> {
+    if bytes.len() <= PARSE_INLINE {
+        return parse(&bytes);
+    }
+    match tokio::task::spawn_blocking(move || parse(&bytes)).await {
+        Ok(parsed) => parsed,
+        Err(error) => Err(ApiError::internal(&error)),
+    }
+}
+
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    if bytes.iter().all(u8::is_ascii_whitespace) {
+        return Err(ApiError::bad_request("The request body is empty: a JSON body is required"));
+    }
+    serde_json::from_slice(bytes).map_err(|error| ApiError::bad_request(explain(&error)))
+}
+
+/// Turns serde's wording into a sentence for whoever wrote the request.
+fn explain(error: &serde_json::Error) -> String {
+    let message = error.to_string();
+    if let Some(field) = message.strip_prefix("missing field `").and_then(|rest| rest.split('`').next()) {
+        return format!("Field '{field}' is required");
+    }
+    if error.is_data() {
+        format!("Invalid request body: {message}")
+    } else {
+        format!("The request body is not valid JSON: {message}")
+    }
+}
+
+/// The collection that the path names. A name that breaks the rule cannot exist, and the message
+/// of a lookup says so in the usual words.
+pub struct CollectionPath(pub CollectionName);
+
+impl FromRequestParts<AppState> for CollectionPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
+        let segments = path_segments(parts, state).await?;
+        let name = segments.first().cloned().unwrap_or_default();
+        Ok(Self(CollectionName::parse(name)?))
+    }
+}
+
+/// The collection and the document that the path names.
+pub struct DocumentPath(pub CollectionName, pub String);
+
+impl FromRequestParts<AppState> for DocumentPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
+        let segments = path_segments(parts, state).await?;
+        let [name, id] = <[String; 2]>::try_from(segments).map_err(|_| ApiError::route_not_found())?;
+        Ok(Self(CollectionName::parse(name)?, id))
+    }
+}
+
+async fn path_segments(parts: &mut Parts, state: &AppState) -> Result<Vec<String>, ApiError> {
+    use axum::extract::Path;
+    let Path(segments) = Path::<Vec<String>>::from_request_parts(parts, state)
+        .await
+        .map_err(|_| ApiError::bad_request("The path is not valid percent-encoded UTF-8"))?;
+    Ok(segments)
+}
+
+/// The query string, decoded and looked up by name; of repeated parameters the last counts.
+pub struct Params(Vec<(String, String)>);
+
+impl<S: Send + Sync> FromRequestParts<S> for Params {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        use axum::extract::Query;
+        let Query(pairs) = Query::<Vec<(String, String)>>::from_request_parts(parts, state)
+            .await
+            .map_err(|_| ApiError::bad_request("The query string is not valid percent-encoded UTF-8"))?;
+        Ok(Self(pairs))
+    }
+}
+
+impl Params {
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.0.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+
+    /// A whole number, zero or more.
+    pub fn count(&self, name: &str, default: u64) -> Result<u64, InvalidInput> {
+        let Some(text) = self.get(name) else { return Ok(default) };
+        text.trim().parse().map_err(|_| {
+            InvalidInput::new(format!(
+                "Query parameter '{name}' must be a whole number, zero or more, not {:?}",
+                ragstone_core::collection::shorten(text)
+            ))
+        })
+    }
+
+    pub fn flag(&self, name: &str) -> Result<Option<bool>, InvalidInput> {
+        match self.get(name) {
+            None | Some("") => Ok(None),
+            Some("true" | "1") => Ok(Some(true)),
+            Some("false" | "0") => Ok(Some(false)),
+            Some(other) => Err(InvalidInput::new(format!(
+                "Query parameter '{name}' must be true or false, not {:?}",
+                ragstone_core::collection::shorten(other)
+            ))),
+        }
+    }
+}

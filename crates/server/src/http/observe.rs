@@ -1,0 +1,100 @@
+//! What happens around every request: an id, a log line, counters, a deadline, and an answer even
+//! when a handler panics.
+
+use std::any::Any;
+use std::time::Instant;
+
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use tracing::Instrument;
+use utoipa::openapi::{Content, OpenApi, Ref, RefOr, ResponseBuilder};
+
+use super::error::ApiError;
+use super::state::AppState;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const MAX_ID_BYTES: usize = 128;
+
+/// Gives the request an id (the client's own, where it sent a printable one), logs it and counts it.
+pub async fn request(request: Request, next: Next) -> Response {
+    let id = request
+        .headers()
+        .get(REQUEST_ID)
+        .and_then(|id| id.to_str().ok())
+        .filter(|id| !id.is_empty() && id.len() <= MAX_ID_BYTES && id.bytes().all(|b| b.is_ascii_graphic()))
+        .map_or_else(|| uuid::Uuid::new_v4().to_string(), str::to_owned);
+    let method = request.method().clone();
+    // The pattern, not the path: what clients name must not become labels without end.
+    let route = request
+        .extensions()
+        .get::<MatchedPath>()
+        .map_or_else(|| "unmatched".to_owned(), |path| path.as_str().to_owned());
+    let path = request.uri().path().to_owned();
+    let span = tracing::info_span!("request", id = %id, %method, %path);
+    let start = Instant::now();
+    let mut response = next.run(request).instrument(span.clone()).await;
+    let took = start.elapsed();
+    let status = response.status();
+    let labels = [("method", method.to_string()), ("route", route), ("status", status.as_u16().to_string())];
+    metrics::counter!("ragstone_http_requests_total", &labels).increment(1);
+    metrics::histogram!("ragstone_http_request_seconds", &labels[..2]).record(took.as_secs_f64());
+    span.in_scope(|| tracing::debug!(status = status.as_u16(), ms = took.as_secs_f64() * 1e3, "answered"));
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
+    response
+}
+
+/// A request that takes too long is given up; the work it started and can be cancelled is cancelled.
+pub async fn deadline(State(state): State<AppState>, request: Request, next: Next) -> Response {
+    let limit = state.limits.request_timeout;
+    match tokio::time::timeout(limit, next.run(request)).await {
+        Ok(response) => response,
+        Err(_) => {
+            let detail = format!("The request took longer than {} s and was given up", limit.as_secs());
+            ApiError::busy(detail, std::time::Duration::from_secs(5)).into_response()
+        }
+    }
+}
+
+/// The log has the message and the place; the client gets the clean sentence.
+pub fn after_panic(panic: Box<dyn Any + Send>) -> Response {
+    let message = panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("a panic without a message");
+    ApiError::internal(&std::io::Error::other(message.to_owned())).into_response()
+}
+
+/// Errors that any route can answer are added to the description of every route.
+pub fn describe_common_errors(api: &mut OpenApi) {
+    let common = [
+        (StatusCode::UNAUTHORIZED, "An API key is required and was not sent, or is wrong"),
+        (StatusCode::INTERNAL_SERVER_ERROR, "A failure of the server; its log says more"),
+        (StatusCode::SERVICE_UNAVAILABLE, "The service cannot answer now; see Retry-After"),
+    ];
+    const OPEN: [&str; 3] = ["/health", "/livez", "/readyz"];
+    for (path, item) in &mut api.paths.paths {
+        let operations = [&mut item.get, &mut item.post, &mut item.put, &mut item.delete];
+        for operation in operations.into_iter().flatten() {
+            for (status, description) in common {
+                if status == StatusCode::UNAUTHORIZED && OPEN.contains(&path.as_str()) {
+                    continue;
+                }
+                let schema = RefOr::Ref(Ref::from_schema_name("ErrorBody"));
+                let response = ResponseBuilder::new()
+                    .description(description)
+                    .content("application/json", Content::new(Some(schema)))
+                    .build();
+                operation
+                    .responses
+                    .responses
+                    .entry(status.as_u16().to_string())
+                    .or_insert(RefOr::T(response));
+            }
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! `/query`: search over one collection or several.
+
+use axum::Json;
+use axum::extract::State;
+use ragstone_core::collection::CollectionName;
+use ragstone_core::document::Metadata;
+use ragstone_core::error::InvalidInput;
+use ragstone_core::filter::Filter;
+use ragstone_core::fusion::{FusionWeights, StageRank};
+use ragstone_rag::search::{self, Answer, Expand, Hit, Mode, Query};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use super::documents::DocumentBody;
+use super::error::{ApiError, ErrorBody};
+use super::extract::{CollectionPath, JsonBody};
+use super::state::{AppState, Limits};
+
+const DEFAULT_TOP_K: i64 = 3;
+const MAX_COLLECTIONS: usize = 64;
+
+#[derive(Deserialize, ToSchema)]
+#[schema(example = json!({"collection": "manuals", "query": "how long are logs kept?", "top_k": 5, "mode": "hybrid", "where": {"chapter": 1}}))]
+pub struct QueryBody {
+    /// The collection to search; on the route below a collection, the path names it.
+    collection: Option<String>,
+    /// Several collections to search at once, instead of one.
+    collections: Option<Vec<String>>,
+    /// The text to search for.
+    query: Option<String>,
+    /// Its vector, where the client has it already.
+    query_embedding: Option<Vec<f32>>,
+    /// How many results; 3 unless given.
+    top_k: Option<i64>,
+    /// Only documents that pass this filter.
+    #[serde(rename = "where")]
+    #[schema(value_type = Option<Object>)]
+    filter: Option<Value>,
+    /// Leave out results with a larger distance; 0 or absent means off.
+    max_distance: Option<f32>,
+    /// `dense` (default), `keyword` or `hybrid`.
+    mode: Option<String>,
+    /// How much each ranking counts in `hybrid`; 1 and 1 unless given.
+    weights: Option<WeightsBody>,
+    /// Reorder by the cross-encoder.
+    rerank: Option<bool>,
+    /// Also return the documents that share this metadata field with a result.
+    expand: Option<ExpandBody>,
+    /// Add ranks, scores and timings of every stage.
+    explain: Option<bool>,
+}
+
+#[derive(Deserialize, ToSchema)]
+pub struct WeightsBody {
+    dense: Option<f64>,
+    keyword: Option<f64>,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(untagged)]
+pub enum ExpandBody {
+    Field(String),
+    Budget {
+        field: String,
+        /// How many characters of siblings, the result itself included.
+        max_chars: Option<usize>,
+    },
+}
+
+impl QueryBody {
+    fn collections(&mut self) -> Result<Vec<CollectionName>, InvalidInput> {
+        match (self.collection.take(), self.collections.take()) {
+            (Some(_), Some(_)) => Err(InvalidInput::new("Give either 'collection' or 'collections', not both")),
+            (Some(name), None) => Ok(vec![CollectionName::parse(name)?]),
+            (None, Some(names)) if names.is_empty() => Err(InvalidInput::new("'collections' must name at least one collection")),
+            (None, Some(names)) if names.len() > MAX_COLLECTIONS => {
+                Err(InvalidInput::new(format!("'collections' names {} collections; at most {MAX_COLLECTIONS} are allowed", names.len())))
+            }
+            (None, Some(names)) => names.into_iter().map(CollectionName::parse).collect(),
+            (None, None) => Err(InvalidInput::new("Field 'collection' is required")),
+        }
+    }
+
+    fn check(self, limits: &Limits) -> Result<Query, InvalidInput> {
+        let top_k = self.top_k.unwrap_or(DEFAULT_TOP_K);
+        let top_k = usize::try_from(top_k).ok().filter(|k| (1..=limits.top_k).contains(k)).ok_or_else(|| {
+            InvalidInput::new(format!("'top_k' must be from 1 to {}, not {top_k}", limits.top_k))
+        })?;
+        let max_distance = match self.max_distance {
+            None | Some(0.0) => None,
+            Some(far) if far > 0.0 => Some(far),
+            Some(other) => return Err(InvalidInput::new(format!("'max_distance' must not be negative, it is {other}"))),
+        };
+        let weights = self.weights.map_or(Ok(FusionWeights::default()), |weights| {
+            let weights =
+                FusionWeights { dense: weights.dense.unwrap_or(1.0), keyword: weights.keyword.unwrap_or(1.0) };
+            let fine = |weight: f64| weight.is_finite() && weight >= 0.0;
+            if fine(weights.dense) && fine(weights.keyword) && weights.dense + weights.keyword > 0.0 {
+                Ok(weights)
+            } else {
+                Err(InvalidInput::new("'weights' must be numbers, zero or more, and not both zero"))
+            }
+        })?;
+        let expand = self.expand.map(|expand| match expand {
+            ExpandBody::Field(field) => Expand { field, max_chars: None },
+            ExpandBody::Budget { field, max_chars } => Expand { field, max_chars },
+        });
+        Query {
+            text: self.query,
+            vector: self.query_embedding,
+            top_k,
+            filter: Filter::parse(&self.filter.unwrap_or(Value::Null))?,
+            max_distance,
+            mode: self.mode.as_deref().map_or(Ok(Mode::Dense), Mode::parse)?,
+            weights,
+            rerank: self.rerank.unwrap_or(false),
+            expand,
+        }
+        .check()
+    }
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct QueryAnswer {
+    /// Best first.
+    results: Vec<ResultBody>,
+    /// The metadata of the collection; of several, by name.
+    #[schema(value_type = Object)]
+    collection_metadata: Metadata,
+    /// Only when reranking was asked for: whether it was done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reranked: Option<bool>,
+    /// What could not be done as asked.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    warnings: Vec<String>,
+    /// Collections that could not be searched.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    failures: Vec<Failure>,
+    /// Milliseconds each stage took; only with `explain`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    timings_ms: Option<Metadata>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct Failure {
+    collection: String,
+    detail: String,
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(example = json!({"id": "intro", "text": "Logs are kept for 30 days.", "metadata": {"chapter": 1}, "distance": 0.31, "score": 0.845}))]
+pub struct ResultBody {
+    #[serde(flatten)]
+    document: DocumentBody,
+    /// Which collection it is from; only when several were searched.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    collection: Option<String>,
+    /// Cosine distance, 0 to 2; null in keyword mode, which has no vectors.
+    distance: Option<f32>,
+    /// 1 − distance / 2; null where the distance is.
+    score: Option<f32>,
+    /// BM25; only in keyword and hybrid mode, null for a result that only the vectors found.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    keyword_score: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rerank_score: Option<f32>,
+    /// The place before reranking, counted from 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    original_rank: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    siblings: Option<Vec<DocumentBody>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    explain: Option<Explanation>,
+}
+
+/// Where a result stood in every stage that ranked it.
+#[derive(Serialize, ToSchema)]
+pub struct Explanation {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dense: Option<Place>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    keyword: Option<Place>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fused: Option<Place>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rerank: Option<Place>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct Place {
+    /// Counted from 1.
+    rank: usize,
+    score: f64,
+}
+
+impl From<StageRank> for Place {
+    fn from(stage: StageRank) -> Self {
+        Self { rank: stage.rank, score: stage.score }
+    }
+}
+
+fn result_body(place: usize, hit: Hit, several: bool, explain: bool) -> ResultBody {
+    let explain = explain.then(|| Explanation {
+        dense: hit.trail.dense.map(Into::into),
+        keyword: hit.trail.keyword.map(Into::into),
+        fused: hit.trail.fused.map(Into::into),
+        rerank: hit.rerank.map(|reranked| Place { rank: place + 1, score: reranked.score.into() }),
+    });
+    ResultBody {
+        document: hit.document.into(),
+        collection: several.then(|| hit.collection.to_string()),
+        distance: hit.distance,
+        score: hit.distance.map(|distance| 1.0 - distance / 2.0),
+        keyword_score: hit.trail.keyword.map(|stage| stage.score),
+        rerank_score: hit.rerank.map(|reranked| reranked.score),
+        original_rank: hit.rerank.map(|reranked| reranked.original_rank),
+        siblings: hit.siblings.map(|siblings| siblings.into_iter().map(Into::into).collect()),
+        explain,
+    }
+}
+
+fn answer_body(answer: Answer, query: &Query, several: bool, explain: bool) -> QueryAnswer {
+    let collection_metadata = if several {
+        answer.collections.into_iter().map(|c| (c.name.to_string(), Value::Object(c.metadata))).collect()
+    } else {
+        answer.collections.into_iter().next().map(|c| c.metadata).unwrap_or_default()
+    };
+    let millis = |time: std::time::Duration| Value::from((time.as_secs_f64() * 1e6).round() / 1e3);
+    QueryAnswer {
+        collection_metadata,
+        reranked: query.rerank.then_some(answer.reranked),
+        warnings: answer.warnings,
+        failures: answer
+            .failures
+            .into_iter()
+            .map(|(name, error)| Failure { collection: name.to_string(), detail: ApiError::from(error).into_detail() })
+            .collect(),
+        timings_ms: explain
+            .then(|| answer.stages.iter().map(|time| (time.stage.to_owned(), millis(time.took))).collect()),
+        results: answer
+            .hits
+            .into_iter()
+            .enumerate()
+            .map(|(place, hit)| result_body(place, hit, several, explain))
+            .collect(),
+    }
+}
+
+/// Search one collection or several.
+#[utoipa::path(
+    post, path = "/query", tag = "search", request_body = QueryBody,
+    responses(
+        (status = 200, body = QueryAnswer),
+        (status = 400, body = ErrorBody, description = "The query is incomplete or malformed, or its vector does not fit the collection"),
+        (status = 404, body = ErrorBody, description = "No such collection"),
+        (status = 429, body = ErrorBody, description = "The model's queue is full; see Retry-After"),
+        (status = 503, body = ErrorBody, description = "The collection's model is not loaded"),
+    ),
+)]
+pub async fn query(
+    State(state): State<AppState>,
+    JsonBody(mut body): JsonBody<QueryBody>,
+) -> Result<Json<QueryAnswer>, ApiError> {
+    let several = body.collections.is_some();
+    let explain = body.explain.unwrap_or(false);
+    let names = body.collections()?;
+    let query = body.check(&state.limits)?;
+    let answer = match names.as_slice() {
+        [name] if !several => search::search(&state.service, name, &query).await?,
+        names => search::search_several(&state.service, names, &query).await?,
+    };
+    count_query(&query);
+    Ok(Json(answer_body(answer, &query, several, explain)))
+}
+
+/// Search the collection that the path names.
+#[utoipa::path(
+    post, path = "/collections/{name}/query", tag = "search", request_body = QueryBody,
+    params(("name" = String, Path, description = "The collection")),
+    responses(
+        (status = 200, body = QueryAnswer),
+        (status = 400, body = ErrorBody, description = "The query is incomplete or malformed, or its vector does not fit the collection"),
+        (status = 404, body = ErrorBody, description = "No such collection"),
+        (status = 429, body = ErrorBody, description = "The model's queue is full; see Retry-After"),
+        (status = 503, body = ErrorBody, description = "The collection's model is not loaded"),
+    ),
+)]
+pub async fn query_collection(
+    State(state): State<AppState>,
+    CollectionPath(name): CollectionPath,
+    JsonBody(body): JsonBody<QueryBody>,
+) -> Result<Json<QueryAnswer>, ApiError> {
+    let explain = body.explain.unwrap_or(false);
+    let query = body.check(&state.limits)?;
+    let answer = search::search(&state.service, &name, &query).await?;
+    count_query(&query);
+    Ok(Json(answer_body(answer, &query, false, explain)))
+}
+
+fn count_query(query: &Query) {
+    metrics::counter!("ragstone_queries_total", "mode" => query.mode.name()).increment(1);
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct QueryReady {
+    status: &'static str,
+    collections: u64,
+}
+
+/// Whether queries can be asked, and of how many collections.
+#[utoipa::path(get, path = "/query", tag = "search", responses((status = 200, body = QueryReady)))]
+pub async fn ready(State(state): State<AppState>) -> Result<Json<QueryReady>, ApiError> {
+    let health = state.service.store.health().await?;
+    Ok(Json(QueryReady { status: "ready", collections: health.collections }))
+}

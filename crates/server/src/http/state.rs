@@ -1,0 +1,96 @@
+//! What every handler works with.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use metrics_exporter_prometheus::PrometheusHandle;
+use ragstone_rag::Service;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::auth::ApiKeys;
+use super::error::ApiError;
+
+#[derive(Clone)]
+pub struct AppState {
+    pub service: Service,
+    pub limits: Arc<Limits>,
+    pub body_budget: BodyBudget,
+    pub keys: Arc<ApiKeys>,
+    pub metrics: PrometheusHandle,
+    pub stopping: Stopping,
+}
+
+/// What one request may ask for.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// The largest body of an ordinary request.
+    pub body_bytes: usize,
+    /// The largest body of a request that adds documents.
+    pub add_bytes: usize,
+    pub add_documents: usize,
+    pub top_k: usize,
+    /// How long a body may take to arrive.
+    pub body_timeout: Duration,
+    /// How long a request may take in all.
+    pub request_timeout: Duration,
+    /// How long a client may take to send its headers, and an idle connection is kept.
+    pub header_timeout: Duration,
+    /// How long accepted requests may take to finish after the signal to stop.
+    pub shutdown_timeout: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            body_bytes: 2 * 1024 * 1024,
+            add_bytes: 64 * 1024 * 1024,
+            add_documents: 10_000,
+            top_k: 1_000,
+            body_timeout: Duration::from_secs(60),
+            request_timeout: Duration::from_secs(600),
+            header_timeout: Duration::from_secs(15),
+            shutdown_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Memory that large bodies share, counted in KiB.
+#[derive(Clone)]
+pub struct BodyBudget {
+    kib: Arc<Semaphore>,
+    total_kib: u32,
+}
+
+impl BodyBudget {
+    const WAIT: Duration = Duration::from_secs(10);
+
+    /// Enough for `bodies` bodies of the largest size at once.
+    pub fn for_bodies(bodies: usize, bytes: usize) -> Self {
+        let total_kib = u32::try_from(bodies.saturating_mul(bytes) / 1024).unwrap_or(u32::MAX).max(1);
+        Self { kib: Arc::new(Semaphore::new(total_kib as usize)), total_kib }
+    }
+
+    pub async fn reserve(&self, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
+        let kib = u32::try_from(bytes / 1024 + 1).unwrap_or(u32::MAX).min(self.total_kib);
+        let permit = tokio::time::timeout(Self::WAIT, Arc::clone(&self.kib).acquire_many_owned(kib)).await;
+        match permit {
+            Ok(Ok(permit)) => Ok(permit),
+            _ => Err(ApiError::busy("Too many large requests at once: try again later", Duration::from_secs(2))),
+        }
+    }
+}
+
+/// Set once the server has been told to stop.
+#[derive(Clone, Default)]
+pub struct Stopping(Arc<AtomicBool>);
+
+impl Stopping {
+    pub fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}

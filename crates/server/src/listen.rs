@@ -1,0 +1,98 @@
+//! Accepting connections, and stopping without breaking any.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use axum::Router;
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use hyper_util::server::graceful::GracefulShutdown;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tower::ServiceExt;
+
+use crate::http::state::{Limits, Stopping};
+
+/// More connections than this wait in the system's queue.
+const MAX_CONNECTIONS: usize = 4096;
+
+/// Serves until `stop` resolves, then finishes the requests that were accepted.
+///
+/// `axum::serve` sets no timeout on reading headers, so a client that sends nothing would hold its
+/// connection for ever; hyper's own builder has one.
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    limits: &Limits,
+    stopping: Stopping,
+    stop: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(limits.header_timeout);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(Duration::from_secs(30))
+        .keep_alive_timeout(Duration::from_secs(20))
+        .max_concurrent_streams(256);
+    let builder = Arc::new(builder);
+    let open = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let graceful = GracefulShutdown::new();
+    tokio::pin!(stop);
+    loop {
+        let permit = Arc::clone(&open).acquire_owned().await.context("the connection limit is gone")?;
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = &mut stop => break,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Out of file descriptors, or a connection that was gone again: neither ends the server.
+                tracing::warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            }
+        };
+        let _ = stream.set_nodelay(true);
+        let router = router.clone();
+        let service = hyper::service::service_fn(move |request: hyper::Request<Incoming>| {
+            let router = router.clone();
+            async move { Ok::<_, Infallible>(router.oneshot(request).await.unwrap_or_else(|never| match never {})) }
+        });
+        let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
+        let watched = graceful.watch(connection);
+        tokio::spawn(async move {
+            if let Err(error) = watched.await {
+                tracing::debug!(error, "a connection ended early");
+            }
+            drop(permit);
+        });
+    }
+    stopping.set();
+    drop(listener);
+    tracing::info!("stopping: finishing accepted requests");
+    if tokio::time::timeout(limits.shutdown_timeout, graceful.shutdown()).await.is_err() {
+        tracing::warn!("some requests did not finish in time and were given up");
+    }
+    Ok(())
+}
+
+/// Resolves on Ctrl-C or on the signal that service managers send.
+pub async fn stop_signal() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
+            tokio::select! {
+                _ = tokio::signal::ctrl_c() => {}
+                _ = terminate.recv() => {}
+            }
+            return;
+        }
+    }
+    let _ = tokio::signal::ctrl_c().await;
+}

@@ -1,0 +1,1 @@
+//! Progress of downloads: a bar in a terminal, plain lines elsewhere.
