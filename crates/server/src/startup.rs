@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use ragstone_core::model::{Embedder, Reranker};
 use ragstone_core::store::Store;
-use ragstone_models::config::{EXAMPLE_CONFIG, EmbeddingsConfig, ModelEntry};
+use ragstone_models::config::{EXAMPLE_CONFIG, EmbeddingsConfig, LocalEntry, ModelEntry};
 use ragstone_models::hub::{Hub, HubSettings, ModelSource};
 use ragstone_models::{Engine, EngineOptions, open_cross_encoder, open_embedder};
 use ragstone_rag::{Models, Service};
@@ -61,6 +61,16 @@ impl Running {
         Ok(Self { service, store, state })
     }
 
+    /// The routes, to be asked without a socket.
+    pub fn router(&self) -> axum::Router {
+        http::router(self.state.clone())
+    }
+
+    /// Ends without having served.
+    pub async fn stop(self) -> anyhow::Result<()> {
+        self.store.close().await.context("the store could not be closed cleanly")
+    }
+
     pub async fn serve_on(
         self,
         listener: TcpListener,
@@ -78,10 +88,19 @@ impl Running {
     }
 }
 
+/// The compute threads that all models share.
+pub fn engine(settings: &Settings) -> Engine {
+    Engine::start(EngineOptions { threads: settings.threads, ..EngineOptions::default() })
+}
+
+pub fn hub() -> anyhow::Result<Hub> {
+    Ok(Hub::new(HubSettings::from_env())?)
+}
+
 /// Loads every configured model, or says which one cannot be loaded and why.
 pub async fn load_models(settings: &Settings) -> anyhow::Result<Models> {
-    let engine = Engine::start(EngineOptions { threads: settings.threads, ..EngineOptions::default() });
-    let hub = Hub::new(HubSettings::from_env())?;
+    let engine = engine(settings);
+    let hub = hub()?;
     let embedders = match &settings.embeddings {
         EmbeddingsChoice::None => Vec::new(),
         EmbeddingsChoice::Unset => return Err(no_models("no embedding models are configured").into()),
@@ -110,13 +129,19 @@ async fn load_embedders(
                 return Err(ConfigError(format!("embedding model '{}': provider '{}' is not configured", remote.id, remote.provider)).into());
             }
         };
-        let embedder = open_embedder(engine, hub, local, &crate::progress::downloads())
-            .await
-            .with_context(|| format!("embedding model '{}' ({}) cannot be loaded", local.id, local.path))?;
-        tracing::info!(model = %local.id, path = %local.path, dimensions = embedder.info().identity.dimensions, "embedding model loaded");
-        embedders.push(Arc::new(embedder));
+        embedders.push(open_local(engine, hub, local).await?);
     }
     Ok(embedders)
+}
+
+/// Loads a model into this process.
+pub async fn open_local(engine: &Engine, hub: &Hub, entry: &LocalEntry) -> anyhow::Result<Arc<dyn Embedder>> {
+    let embedder = open_embedder(engine, hub, entry, &crate::progress::downloads())
+        .await
+        .with_context(|| format!("embedding model '{}' ({}) cannot be loaded", entry.id, entry.path))?;
+    let dimensions = embedder.info().identity.dimensions;
+    tracing::info!(model = %entry.id, path = %entry.path, dimensions, "embedding model loaded");
+    Ok(Arc::new(embedder))
 }
 
 async fn load_reranker(

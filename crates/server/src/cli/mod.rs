@@ -2,7 +2,9 @@
 //! and in the commands.
 
 mod models;
+mod query;
 mod quickstart;
+mod remote;
 mod serve;
 
 use std::path::PathBuf;
@@ -31,6 +33,8 @@ enum Command {
     Serve(Box<ServeArgs>),
     /// Start with a sample collection and the built-in default model; needs no configuration
     Quickstart(QuickstartArgs),
+    /// Search a collection of a running server
+    Query(query::QueryArgs),
     /// List, fetch, show and remove downloaded models
     #[command(subcommand)]
     Models(ModelsCommand),
@@ -141,6 +145,7 @@ pub fn run() -> ExitCode {
     let done = match cli.command {
         Command::Serve(args) => serve::run(&args),
         Command::Quickstart(args) => quickstart::run(&args),
+        Command::Query(args) => query::run(&args),
         Command::Models(command) => models::run(command),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "ragstone", &mut std::io::stdout());

@@ -1,0 +1,136 @@
+//! `ragstone quickstart`: from nothing to an answer.
+
+use anyhow::Context;
+use axum::body::Body;
+use axum::http::Request;
+use http_body_util::BodyExt;
+use ragstone_core::collection::{CollectionName, EMBEDDING_MODEL};
+use ragstone_core::document::{Metadata, NewDocument, RawDocument, check_documents};
+use ragstone_core::store::StoreError;
+use ragstone_models::config::LocalEntry;
+use ragstone_models::default_model;
+use ragstone_rag::{Models, Service};
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use super::{QuickstartArgs, block_on};
+use crate::config::{self, Flags, Layers, Settings};
+use crate::startup::{self, Running};
+use crate::{listen, telemetry};
+
+const MODEL_ID: &str = "minilm";
+const COLLECTION: &str = "handbook";
+const SAMPLE: &str = include_str!("../../samples/handbook.jsonl");
+
+pub fn run(args: &QuickstartArgs) -> anyhow::Result<()> {
+    telemetry::start_logs(telemetry::LogFormat::Text);
+    let flags = Flags {
+        host: Some("127.0.0.1".to_owned()),
+        port: Some(args.port),
+        data_dir: Some(args.data_dir.clone()),
+        no_embeddings: true,
+        ..Flags::default()
+    };
+    let settings = config::build(Layers { flags, env: &|_| None, file: config::FileConfig::default() })?;
+    block_on(start(settings, args.once))
+}
+
+async fn start(settings: Settings, once: bool) -> anyhow::Result<()> {
+    let listener = startup::bind(&settings).await?;
+    let address = listener.local_addr()?;
+    let models = default_models(&settings).await?;
+    let running = Running::start(&settings, models)?;
+    load_sample(&running.service).await?;
+    show_tries(&running, &address.to_string()).await?;
+    if once {
+        return running.stop().await;
+    }
+    eprintln!("\nServing on http://{address}, interactive documentation at http://{address}/docs. Stop with Ctrl-C.");
+    running.serve_on(listener, &settings, listen::stop_signal()).await
+}
+
+async fn default_models(settings: &Settings) -> anyhow::Result<Models> {
+    eprintln!("Getting the default model, {} …", default_model::NAME);
+    let path = default_model::ensure(&crate::progress::downloads()).await.context("the default model cannot be had")?;
+    let engine = startup::engine(settings);
+    let entry = LocalEntry {
+        id: MODEL_ID.to_owned(),
+        path: path.display().to_string(),
+        name: Some(default_model::NAME.to_owned()),
+        ..LocalEntry::default()
+    };
+    let embedder = startup::open_local(&engine, &startup::hub()?, &entry).await?;
+    Ok(Models::new(vec![embedder], None))
+}
+
+/// Adds the sample; a second start finds it there and replaces it with itself.
+async fn load_sample(service: &Service) -> anyhow::Result<()> {
+    let name = CollectionName::parse(COLLECTION)?;
+    let metadata = Metadata::from_iter([
+        (EMBEDDING_MODEL.to_owned(), Value::from(MODEL_ID)),
+        ("description".to_owned(), Value::from("A handbook of a small observatory")),
+    ]);
+    match service.store.create_collection(&name, metadata).await {
+        Ok(_) | Err(StoreError::CollectionExists(_)) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let added = ragstone_rag::documents::add(service, &name, sample()?).await?;
+    eprintln!("Collection '{COLLECTION}' has {} documents.", added.ids.len());
+    Ok(())
+}
+
+fn sample() -> anyhow::Result<Vec<NewDocument>> {
+    let raw = SAMPLE.lines().map(serde_json::from_str::<RawDocument>).collect::<Result<_, _>>()?;
+    Ok(check_documents(raw)?)
+}
+
+/// One thing to type, and the request that it makes.
+struct Try {
+    about: &'static str,
+    method: &'static str,
+    path: String,
+    body: Option<Value>,
+}
+
+fn tries() -> [Try; 3] {
+    let query = format!("/collections/{COLLECTION}/query");
+    [
+        Try {
+            about: "Search by meaning: the words of the question are not in the answer",
+            method: "POST",
+            path: query.clone(),
+            body: Some(json!({"query": "what to do in bad weather?", "top_k": 2})),
+        },
+        Try {
+            about: "Search by meaning and by word, with a filter",
+            method: "POST",
+            path: query,
+            body: Some(json!({"query": "ZX-4417", "mode": "hybrid", "top_k": 1, "where": {"chapter": "dome"}})),
+        },
+        Try {
+            about: "Get a whole section by its metadata",
+            method: "GET",
+            path: format!("/collections/{COLLECTION}/documents?where=%7B%22section_id%22:%22mirror-care%22%7D"),
+            body: None,
+        },
+    ]
+}
+
+/// Prints each command with the answer that the running service gives to it.
+#[allow(clippy::print_stdout, reason = "commands and answers are the result of the quick start")]
+async fn show_tries(running: &Running, address: &str) -> anyhow::Result<()> {
+    for (number, attempt) in tries().iter().enumerate() {
+        println!("\n# {}. {}", number + 1, attempt.about);
+        match &attempt.body {
+            Some(body) => println!("curl -s http://{address}{} -d '{body}'", attempt.path),
+            None => println!("curl -s 'http://{address}{}'", attempt.path),
+        }
+        let body = attempt.body.as_ref().map_or_else(Body::empty, |body| Body::from(body.to_string()));
+        let request = Request::builder().method(attempt.method).uri(&attempt.path).body(body)?;
+        let answer = running.router().oneshot(request).await?;
+        let bytes = answer.into_body().collect().await?.to_bytes();
+        let answer: Value = serde_json::from_slice(&bytes)?;
+        println!("{}", serde_json::to_string_pretty(&answer)?);
+    }
+    Ok(())
+}
