@@ -36,10 +36,20 @@
 //! threads take groups from one bounded queue in an order that is fair by tokens, so that a short
 //! query overtakes the rest of a large batch. See [`engine`] for how.
 
-mod encoder;
-pub mod error;
-mod files;
-mod kernel;
-mod team;
 pub mod config;
-pub mod hub; 
+mod embedder;
+mod encoder;
+pub mod engine;
+mod error;
+mod files;
+pub mod hub;
+mod kernel;
+mod modules;
+mod reranker;
+mod team;
+mod tokenize;
+
+pub use embedder::{EmbedderOptions, LocalEmbedder};
+pub use engine::{Engine, EngineOptions};
+pub use error::LoadError;
+pub use reranker::{CrossEncoder, CrossEncoderOptions};

@@ -15,15 +15,18 @@ use crate::error::LoadError;
 const CHUNK: usize = 1 << 20;
 
 /// Twelve hexadecimal digits over everything that decides what the model computes.
-pub(crate) fn of_directory(directory: &Path, small_files: &[String]) -> Result<String, LoadError> {
+pub(crate) fn of_directory(directory: &Path, encoder: &Path, small_files: &[String]) -> Result<String, LoadError> {
     let mut hash = Sha256::new();
-    for name in small_files {
-        if let Some(bytes) = read_optional(&directory.join(name))? {
-            add(&mut hash, name, &bytes);
+    let directories = if directory == encoder { vec![directory] } else { vec![directory, encoder] };
+    for directory in directories {
+        for name in small_files {
+            if let Some(bytes) = read_optional(&directory.join(name))? {
+                add(&mut hash, name, &bytes);
+            }
         }
     }
-    for name in weights::weight_files(directory)? {
-        add_file(&mut hash, &name, &directory.join(&name))?;
+    for name in weights::weight_files(encoder)? {
+        add_file(&mut hash, &name, &encoder.join(&name))?;
     }
     Ok(hash.finalize().iter().take(6).map(|byte| format!("{byte:02x}")).collect())
 }

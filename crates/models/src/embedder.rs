@@ -1,0 +1,248 @@
+//! An embedding model in this process.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use ragstone_core::model::{
+    EmbedInput, Embedder, Embedding, ModelError, ModelIdentity, ModelInfo, Role,
+};
+use serde::Deserialize;
+
+use crate::config::Normalize;
+use crate::encoder::config::RawConfig;
+use crate::encoder::{Encoder, Scratch, Sequence};
+use crate::engine::{Compute, Engine};
+use crate::error::LoadError;
+use crate::files::weights::Weights;
+use crate::files::{json_optional, version};
+use crate::modules::{Layout, Modules};
+use crate::team::Team;
+use crate::tokenize::{TextTokenizer, Tokenized, TokenizerOptions};
+
+/// More text than this is tokenised away from the threads that serve requests.
+const INLINE_BYTES: usize = 4_096;
+
+#[derive(Debug, Clone)]
+pub struct EmbedderOptions {
+    /// The alias that collections use.
+    pub id: String,
+    /// Shown to people: the hub id or directory that the model came from.
+    pub name: String,
+    pub directory: PathBuf,
+    /// Absent means a digest of the model's files.
+    pub version: Option<String>,
+    /// Absent means as the model's own modules say.
+    pub normalize: Option<Normalize>,
+}
+
+pub struct LocalEmbedder {
+    engine: Engine,
+    model: Arc<EmbeddingModel>,
+    info: ModelInfo,
+}
+
+struct EmbeddingModel {
+    encoder: Encoder,
+    tokenizer: TextTokenizer,
+    modules: Modules,
+    query: Prompt,
+    passage: Prompt,
+}
+
+/// Text put before every text of a role, and how many of its tokens pooling leaves out.
+#[derive(Default)]
+struct Prompt {
+    text: String,
+    pool_from: usize,
+}
+
+#[derive(Default, Deserialize)]
+struct SentenceConfig {
+    max_seq_length: Option<usize>,
+    #[serde(default)]
+    do_lower_case: bool,
+}
+
+#[derive(Default, Deserialize)]
+struct PromptConfig {
+    #[serde(default)]
+    prompts: HashMap<String, Option<String>>,
+    default_prompt_name: Option<String>,
+}
+
+/// Files beside the weights that decide what a model computes.
+pub(crate) const DECIDING_FILES: [&str; 6] = [
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+];
+
+impl LocalEmbedder {
+    /// Reads the model's files; takes as long as reading and repacking the weights does.
+    pub fn load(engine: &Engine, options: &EmbedderOptions) -> Result<Self, LoadError> {
+        if !options.directory.is_dir() {
+            return Err(LoadError::NoDirectory(options.directory.clone()));
+        }
+        let layout = Layout::read(&options.directory)?;
+        let (model, version) = std::thread::scope(|scope| {
+            let version = options.version.clone().map_or_else(
+                || Err(scope.spawn(|| digest(&layout, &options.directory))),
+                Ok,
+            );
+            let model = EmbeddingModel::load(&layout, options);
+            let version = version.or_else(|thread| {
+                thread.join().unwrap_or_else(|_| Err(LoadError::malformed(&options.directory, "no digest could be made")))
+            });
+            (model, version)
+        });
+        let model = model?;
+        let info = ModelInfo {
+            identity: ModelIdentity {
+                id: options.id.clone(),
+                version: version?,
+                dimensions: model.modules.dimensions(),
+            },
+            name: options.name.clone(),
+            max_tokens: Some(model.tokenizer.max_tokens()),
+        };
+        Ok(Self { engine: engine.clone(), model: Arc::new(model), info })
+    }
+}
+
+fn digest(layout: &Layout, directory: &std::path::Path) -> Result<String, LoadError> {
+    let mut files: Vec<String> = DECIDING_FILES.iter().map(ToString::to_string).collect();
+    files.extend(layout.files.iter().cloned());
+    version::of_directory(directory, &layout.encoder, &files)
+}
+
+impl EmbeddingModel {
+    fn load(layout: &Layout, options: &EmbedderOptions) -> Result<Self, LoadError> {
+        let directory = &layout.encoder;
+        let config = RawConfig::read(directory)?.encoder(directory)?;
+        let sentence: SentenceConfig = json_optional(&directory.join("sentence_bert_config.json"))?.unwrap_or_default();
+        let tokenizer_options =
+            TokenizerOptions { max_tokens: sentence.max_seq_length, lower_case: sentence.do_lower_case };
+        let mut modules = Modules::load(layout, config.hidden)?;
+        if let Some(choice) = options.normalize {
+            modules.normalize(choice);
+        }
+        let tokenizer = TextTokenizer::load(directory, &config, &tokenizer_options)?;
+        let encoder = Encoder::load(&Weights::open(directory)?, config)?;
+        let path = options.directory.join("config_sentence_transformers.json");
+        let prompts: PromptConfig = json_optional(&path)?.unwrap_or_default();
+        let prompt = |names: &[&str]| -> Result<Prompt, LoadError> {
+            let text = prompts.of_role(names);
+            let pool_from = if modules.include_prompt() || text.is_empty() {
+                0
+            } else {
+                tokenizer.prompt_length(&text).map_err(|error| LoadError::malformed(&path, error))?
+            };
+            Ok(Prompt { text, pool_from })
+        };
+        let (query, passage) = (prompt(&["query"])?, prompt(&["document", "passage", "corpus"])?);
+        Ok(Self { encoder, tokenizer, modules, query, passage })
+    }
+
+    fn prompt(&self, role: Role) -> &Prompt {
+        match role {
+            Role::Query => &self.query,
+            Role::Passage => &self.passage,
+        }
+    }
+
+    fn tokenize(&self, inputs: &[EmbedInput], role: Role) -> Result<Vec<Tokenized>, ModelError> {
+        let prompt = self.prompt(role);
+        let tokenize = |input: &EmbedInput| {
+            let mut tokenized = match input {
+                EmbedInput::Text(text) if prompt.text.is_empty() => self.tokenizer.encode(text)?,
+                EmbedInput::Text(text) => self.tokenizer.encode(&format!("{}{text}", prompt.text))?,
+                EmbedInput::Tokens(ids) => self.tokenizer.encode_ids(&prompt.text, ids)?,
+            };
+            tokenized.sequence.pool_from = prompt.pool_from;
+            Ok(tokenized)
+        };
+        inputs.iter().map(tokenize).collect()
+    }
+}
+
+impl PromptConfig {
+    /// The prompt under the first of the names; a model that names none of the two roles may have
+    /// one prompt for all texts.
+    fn of_role(&self, names: &[&str]) -> String {
+        const ROLES: [&str; 4] = ["query", "document", "passage", "corpus"];
+        let named = names.iter().find_map(|name| self.prompts.get(*name).cloned().flatten());
+        let default = || {
+            let has_roles = ROLES.iter().any(|name| matches!(self.prompts.get(*name), Some(Some(text)) if !text.is_empty()));
+            let name = self.default_prompt_name.as_ref().filter(|_| !has_roles)?;
+            self.prompts.get(name).cloned().flatten()
+        };
+        named.filter(|text| !text.is_empty()).or_else(default).unwrap_or_default()
+    }
+}
+
+impl Compute for EmbeddingModel {
+    fn compute(&self, team: &Team, scratch: &mut Scratch, sequences: &[&Sequence]) -> Vec<Vec<f32>> {
+        let hidden = self.encoder.config.hidden;
+        self.encoder.forward(team, scratch, sequences, self.modules.wanted(sequences));
+        let states = scratch.states(hidden);
+        let rows = |span: &std::ops::Range<usize>| &states[span.start * hidden..span.end * hidden];
+        scratch
+            .spans()
+            .iter()
+            .zip(sequences)
+            .map(|(span, sequence)| self.modules.apply(team, rows(span), hidden, sequence.pool_from))
+            .collect()
+    }
+}
+
+#[async_trait]
+impl Embedder for LocalEmbedder {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    async fn embed(&self, inputs: Vec<EmbedInput>, role: Role) -> Result<Vec<Embedding>, ModelError> {
+        let bytes: usize = inputs.iter().map(input_bytes).sum();
+        let tokenized = if bytes <= INLINE_BYTES {
+            self.model.tokenize(&inputs, role)?
+        } else {
+            let model = self.model.clone();
+            blocking(move || model.tokenize(&inputs, role)).await?
+        };
+        let (sequences, facts): (Vec<Sequence>, Vec<(usize, bool)>) = tokenized
+            .into_iter()
+            .map(|text| {
+                let facts = (text.sequence.ids.len(), text.truncated);
+                (text.sequence, facts)
+            })
+            .unzip();
+        let vectors = self.engine.compute(self.model.clone(), sequences).await?;
+        let embedding = |(vector, (tokens, truncated))| Embedding { vector, tokens, truncated };
+        Ok(vectors.into_iter().zip(facts).map(embedding).collect())
+    }
+
+    fn count_tokens(&self, text: &str) -> Option<usize> {
+        self.model.tokenizer.count(text)
+    }
+}
+
+fn input_bytes(input: &EmbedInput) -> usize {
+    match input {
+        EmbedInput::Text(text) => text.len(),
+        EmbedInput::Tokens(ids) => ids.len(),
+    }
+}
+
+/// Runs work of more than a moment off the threads that serve requests.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ModelError> + Send + 'static,
+) -> Result<T, ModelError> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|error| Err(ModelError::Failed(format!("tokenising failed: {error}"))))
+}

@@ -1,0 +1,181 @@
+//! The queue's promises, with a model whose work the test controls.
+
+use std::sync::mpsc;
+
+use super::*;
+
+/// Computes nothing: reports what it was given and waits for permission to go on.
+struct Scripted {
+    started: Mutex<mpsc::Sender<Vec<usize>>>,
+    permission: Mutex<mpsc::Receiver<()>>,
+}
+
+fn scripted() -> (Arc<dyn Compute>, mpsc::Receiver<Vec<usize>>, mpsc::Sender<()>) {
+    let (started, starts) = mpsc::channel();
+    let (permit, permission) = mpsc::channel();
+    (Arc::new(Scripted { started: Mutex::new(started), permission: Mutex::new(permission) }), starts, permit)
+}
+
+impl Compute for Scripted {
+    fn compute(&self, _: &Team, _: &mut Scratch, sequences: &[&Sequence]) -> Vec<Vec<f32>> {
+        let lengths = sequences.iter().map(|sequence| sequence.ids.len()).collect();
+        self.started.lock().unwrap().send(lengths).unwrap();
+        self.permission.lock().unwrap().recv().unwrap();
+        assert!(sequences.iter().all(|sequence| sequence.ids[0] != 666), "asked for by a test");
+        sequences.iter().map(|sequence| vec![sequence.ids[0] as f32]).collect()
+    }
+}
+
+fn sequence(id: u32, length: usize) -> Sequence {
+    Sequence { ids: vec![id; length], types: Vec::new(), pool_from: 0 }
+}
+
+fn engine(queue_tokens: usize, queue_requests: usize) -> Engine {
+    Engine::start(EngineOptions { threads: Some(1), queue_tokens, queue_requests })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_short_query_overtakes_a_large_batch() {
+    let engine = engine(1 << 20, 100);
+    let (model, starts, permit) = scripted();
+    let batch = (0..8).map(|id| sequence(id, 384)).collect();
+    let (e, m) = (engine.clone(), model.clone());
+    let large = tokio::spawn(async move { e.compute(m, batch).await });
+    assert_eq!(starts.recv().unwrap(), [384]);
+    let short = tokio::spawn(async move { engine.compute(model, vec![sequence(99, 12)]).await });
+    while !short.is_finished() {
+        permit.send(()).unwrap();
+        let next = starts.recv().unwrap();
+        if next.contains(&12) {
+            break;
+        }
+        // The query may have been queued just after one more group was taken, not later.
+        assert_eq!(next, [384]);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(!large.is_finished());
+    (0..8).for_each(|_| drop(permit.send(())));
+    assert_eq!(short.await.unwrap().unwrap(), [[99.0]]);
+    let expected: Vec<Vec<f32>> = (0..8).map(|id| vec![id as f32]).collect();
+    assert_eq!(large.await.unwrap().unwrap(), expected);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiting_queries_are_computed_together() {
+    let engine = engine(1 << 20, 100);
+    let (model, starts, permit) = scripted();
+    let spawn = |id| {
+        let (engine, model) = (engine.clone(), model.clone());
+        tokio::spawn(async move { engine.compute(model, vec![sequence(id, 10)]).await })
+    };
+    let first = spawn(1);
+    assert_eq!(starts.recv().unwrap(), [10]);
+    let others: Vec<_> = (2..6).map(spawn).collect();
+    while engine.load().waiting_requests < 4 {
+        tokio::task::yield_now().await;
+    }
+    permit.send(()).unwrap();
+    assert_eq!(starts.recv().unwrap(), [10; 4]);
+    permit.send(()).unwrap();
+    assert_eq!(first.await.unwrap().unwrap(), [[1.0]]);
+    for (id, other) in (2..6).zip(others) {
+        assert_eq!(other.await.unwrap().unwrap(), [[id as f32]]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dropped_future_gives_its_place_back() {
+    let engine = engine(1 << 20, 100);
+    let (model, starts, permit) = scripted();
+    let batch = (0..50).map(|id| sequence(id, 384)).collect();
+    let (e, m) = (engine.clone(), model.clone());
+    let large = tokio::spawn(async move { e.compute(m, batch).await });
+    starts.recv().unwrap();
+    large.abort();
+    drop(large.await);
+    let (e, m) = (engine.clone(), model.clone());
+    let next = tokio::spawn(async move { e.compute(m, vec![sequence(7, 3)]).await });
+    permit.send(()).unwrap();
+    assert_eq!(starts.recv().unwrap(), [3]);
+    permit.send(()).unwrap();
+    assert_eq!(next.await.unwrap().unwrap(), [[7.0]]);
+    assert_eq!(engine.load().waiting_tokens, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_queue_refuses_batches_first_and_then_everything() {
+    let engine = engine(1_000, 4);
+    let (model, starts, permit) = scripted();
+    let mut requests = Vec::new();
+    for (count, waiting) in [(1, 0), (10, 1)] {
+        let (e, m) = (engine.clone(), model.clone());
+        let batch = (0..count).map(|id| sequence(id, 384)).collect();
+        requests.push(tokio::spawn(async move { e.compute(m, batch).await }));
+        if waiting == 0 {
+            starts.recv().unwrap();
+        }
+        while engine.load().waiting_requests < waiting {
+            tokio::task::yield_now().await;
+        }
+    }
+    let large = (0..10).map(|id| sequence(id, 384)).collect();
+    let refused = engine.compute(model.clone(), large).await;
+    assert!(matches!(refused, Err(ModelError::Overloaded { retry_after }) if retry_after >= Duration::from_secs(1)));
+    for _ in 0..3 {
+        let (e, m) = (engine.clone(), model.clone());
+        let waiting = engine.load().waiting_requests + 1;
+        requests.push(tokio::spawn(async move { e.compute(m, vec![sequence(1, 5)]).await }));
+        while engine.load().waiting_requests < waiting {
+            tokio::task::yield_now().await;
+        }
+    }
+    let refused = engine.compute(model, vec![sequence(1, 5)]).await;
+    assert!(matches!(refused, Err(ModelError::Overloaded { .. })));
+    (0..20).for_each(|_| drop(permit.send(())));
+    for request in requests {
+        request.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failing_model_answers_with_an_error_and_the_thread_goes_on() {
+    let engine = engine(1_000, 10);
+    let (model, _starts, permit) = scripted();
+    permit.send(()).unwrap();
+    let failed = engine.compute(model.clone(), vec![sequence(666, 3)]).await;
+    assert!(matches!(failed, Err(ModelError::Failed(_))));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropping_the_engine_ends_its_threads_and_answers_who_waits() {
+    let engine = engine(1 << 20, 10);
+    let (model, starts, permit) = scripted();
+    let shared = engine.running.shared.clone();
+    let receiver = shared.submit(model, (0..9).map(|id| sequence(id, 384)).collect()).unwrap();
+    starts.recv().unwrap();
+    permit.send(()).unwrap();
+    drop(permit);
+    drop(engine);
+    assert!(receiver.await.is_err());
+    assert_eq!(Arc::strong_count(&shared), 1);
+}
+
+#[test]
+fn groups_hold_every_sequence_once_and_are_of_similar_size() {
+    for (lengths, threads) in [(vec![10; 100], 2), (vec![512; 3], 4), (vec![1], 8), ((1..200).collect(), 2)] {
+        let sequences: Vec<Sequence> = lengths.iter().map(|length| sequence(0, *length)).collect();
+        let tokens = lengths.iter().sum();
+        let groups = cut(&sequences, tokens, threads);
+        let mut next = 0;
+        for group in &groups {
+            assert!(group.start == next && group.end > group.start);
+            next = group.end;
+        }
+        assert_eq!(next, sequences.len());
+        let longest = *lengths.iter().max().unwrap();
+        for group in &groups {
+            let size: usize = sequences[group.clone()].iter().map(|sequence| sequence.ids.len()).sum();
+            assert!(size <= GROUP_TOKENS + longest / 2 + 1 || group.len() == 1, "{size}");
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! What sentence-transformers puts behind the encoder: pooling, dense layers, normalisation.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::encoder::{Linear, Norm, Sequence, Wanted, linear, norm};
+use crate::error::LoadError;
+use crate::files::weights::Weights;
+use crate::files::{json_optional, json_required};
+use crate::kernel::{Finish, Packed, Start, simd};
+use crate::team::Team;
+
+const SUPPORTED_MODULES: &str = "Transformer, Pooling, Dense, LayerNorm, Normalize, Dropout";
+const SUPPORTED_POOLINGS: &str = "cls, max, mean, mean_sqrt_len_tokens, weightedmean, lasttoken";
+const SUPPORTED_ACTIVATIONS: &str = "Identity, Tanh, ReLU, GELU, SiLU, Sigmoid (of torch.nn)";
+
+/// The modules after the transformer, in order.
+pub(crate) struct Modules {
+    pooling: Pooling,
+    tail: Vec<Tail>,
+    dimensions: usize,
+}
+
+struct Pooling {
+    modes: Vec<PoolingMode>,
+    include_prompt: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PoolingMode {
+    Cls,
+    Max,
+    Mean,
+    MeanSqrtLength,
+    WeightedMean,
+    LastToken,
+}
+
+enum Tail {
+    Dense(Linear, Finish),
+    LayerNorm(Norm),
+    Normalize,
+}
+
+#[derive(Deserialize)]
+struct ModuleEntry {
+    path: String,
+    #[serde(rename = "type")]
+    kind: String,
+}
+
+#[derive(Deserialize)]
+struct PoolingConfig {
+    #[serde(alias = "word_embedding_dimension")]
+    embedding_dimension: Option<usize>,
+    pooling_mode: Option<OneOrMany>,
+    #[serde(default)]
+    pooling_mode_cls_token: bool,
+    #[serde(default)]
+    pooling_mode_max_tokens: bool,
+    #[serde(default)]
+    pooling_mode_mean_tokens: bool,
+    #[serde(default)]
+    pooling_mode_mean_sqrt_len_tokens: bool,
+    #[serde(default)]
+    pooling_mode_weightedmean_tokens: bool,
+    #[serde(default)]
+    pooling_mode_lasttoken: bool,
+    include_prompt: Option<bool>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+#[derive(Deserialize)]
+struct DenseConfig {
+    in_features: usize,
+    out_features: usize,
+    #[serde(default = "yes")]
+    bias: bool,
+    activation_function: Option<String>,
+    #[serde(default)]
+    use_residual: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// Where the parts of a model are: the encoder may live in a directory of its own.
+pub(crate) struct Layout {
+    pub(crate) encoder: PathBuf,
+    modules: Vec<(String, PathBuf)>,
+    /// Small files that decide what the model computes, relative to the model's directory.
+    pub(crate) files: Vec<String>,
+}
+
+impl Layout {
+    pub(crate) fn read(directory: &Path) -> Result<Self, LoadError> {
+        let entries: Vec<ModuleEntry> = json_optional(&directory.join("modules.json"))?.unwrap_or_default();
+        let mut layout = Self { encoder: directory.to_owned(), modules: Vec::new(), files: Vec::new() };
+        let mut encoders = 0;
+        for entry in entries {
+            // The path comes from a downloaded file and must stay inside the model's directory.
+            if entry.path.split(['/', '\\']).any(|part| part == "..") || Path::new(&entry.path).is_absolute() {
+                let reason = format!("'{}' is no path inside the model's directory", entry.path);
+                return Err(LoadError::malformed(&directory.join("modules.json"), reason));
+            }
+            let path = directory.join(&entry.path);
+            let kind = entry.kind.rsplit('.').next().unwrap_or_default().to_owned();
+            if kind == "Transformer" {
+                encoders += 1;
+                layout.encoder = path;
+            } else {
+                for file in ["config.json", "model.safetensors"] {
+                    layout.files.push(format!("{}/{file}", entry.path));
+                }
+                layout.modules.push((kind, path));
+            }
+        }
+        if encoders > 1 {
+            return Err(LoadError::unsupported("more than one Transformer module", SUPPORTED_MODULES));
+        }
+        Ok(layout)
+    }
+}
+
+impl Modules {
+    /// Without a module list the tokens are averaged, as sentence-transformers does then.
+    pub(crate) fn load(layout: &Layout, hidden: usize) -> Result<Self, LoadError> {
+        let mut modules = layout.modules.iter();
+        let pooling = match modules.next() {
+            None => Pooling { modes: vec![PoolingMode::Mean], include_prompt: true },
+            Some((kind, path)) if kind == "Pooling" => Pooling::load(path, hidden)?,
+            Some((kind, _)) => {
+                let what = format!("module '{kind}' right after the Transformer");
+                return Err(LoadError::unsupported(what, "Pooling there"));
+            }
+        };
+        let mut dimensions = hidden * pooling.modes.len();
+        let mut tail = Vec::new();
+        for (kind, path) in modules {
+            match kind.as_str() {
+                "Dense" => {
+                    let (layer, finish) = dense(path, dimensions)?;
+                    dimensions = layer.width();
+                    tail.push(Tail::Dense(layer, finish));
+                }
+                "LayerNorm" => tail.push(Tail::LayerNorm(norm(&Weights::open(path)?, "norm", dimensions)?)),
+                "Normalize" => tail.push(Tail::Normalize),
+                "Dropout" => {}
+                other => return Err(LoadError::unsupported(format!("module '{other}'"), SUPPORTED_MODULES)),
+            }
+        }
+        Ok(Self { pooling, tail, dimensions })
+    }
+
+    pub(crate) fn dimensions(&self) -> usize {
+        self.dimensions
+    }
+
+    pub(crate) fn include_prompt(&self) -> bool {
+        self.pooling.include_prompt
+    }
+
+    /// Sets whether vectors come out with length one.
+    pub(crate) fn normalize(&mut self, choice: crate::config::Normalize) {
+        self.tail.retain(|module| !matches!(module, Tail::Normalize));
+        if choice == crate::config::Normalize::Always {
+            self.tail.push(Tail::Normalize);
+        }
+    }
+
+    /// Where only first tokens are read, the encoder is spared the rest of its last layer.
+    pub(crate) fn wanted(&self, sequences: &[&Sequence]) -> Wanted {
+        let only_first = self.pooling.modes == [PoolingMode::Cls];
+        if only_first && sequences.iter().all(|sequence| sequence.pool_from == 0) {
+            Wanted::First
+        } else {
+            Wanted::Every
+        }
+    }
+
+    /// The vector of one sequence from the states of its tokens.
+    pub(crate) fn apply(&self, team: &Team, states: &[f32], hidden: usize, pool_from: usize) -> Vec<f32> {
+        let mut vector = Vec::with_capacity(hidden * self.pooling.modes.len());
+        for mode in &self.pooling.modes {
+            mode.pool(states, hidden, pool_from, &mut vector);
+        }
+        for module in &self.tail {
+            match module {
+                Tail::Dense(layer, finish) => {
+                    let mut out = vec![0.0; layer.width()];
+                    layer.apply(team, &vector, &mut out, Start::Zero, *finish);
+                    vector = out;
+                }
+                Tail::LayerNorm(norm) => norm.apply(&mut vector, 1e-5),
+                Tail::Normalize => normalize(&mut vector),
+            }
+        }
+        vector
+    }
+}
+
+impl Pooling {
+    fn load(path: &Path, hidden: usize) -> Result<Self, LoadError> {
+        let config: PoolingConfig = json_required(path, "config.json")?;
+        if let Some(width) = config.embedding_dimension.filter(|width| *width != hidden) {
+            let reason = format!("it pools vectors of {width} numbers, but the encoder makes {hidden}");
+            return Err(LoadError::malformed(&path.join("config.json"), reason));
+        }
+        let names = match config.pooling_mode {
+            Some(OneOrMany::One(name)) => vec![name],
+            Some(OneOrMany::Many(names)) => names,
+            None => Vec::new(),
+        };
+        let mut modes = names.iter().map(|name| PoolingMode::parse(name)).collect::<Result<Vec<_>, _>>()?;
+        if modes.is_empty() {
+            let flags = [
+                (config.pooling_mode_cls_token, PoolingMode::Cls),
+                (config.pooling_mode_max_tokens, PoolingMode::Max),
+                (config.pooling_mode_mean_tokens, PoolingMode::Mean),
+                (config.pooling_mode_mean_sqrt_len_tokens, PoolingMode::MeanSqrtLength),
+                (config.pooling_mode_weightedmean_tokens, PoolingMode::WeightedMean),
+                (config.pooling_mode_lasttoken, PoolingMode::LastToken),
+            ];
+            modes.extend(flags.iter().filter(|(on, _)| *on).map(|(_, mode)| *mode));
+        }
+        if modes.is_empty() {
+            modes.push(PoolingMode::Mean);
+        }
+        Ok(Self { modes, include_prompt: config.include_prompt.unwrap_or(true) })
+    }
+}
+
+impl PoolingMode {
+    fn parse(name: &str) -> Result<Self, LoadError> {
+        match name {
+            "cls" => Ok(Self::Cls),
+            "max" => Ok(Self::Max),
+            "mean" => Ok(Self::Mean),
+            "mean_sqrt_len_tokens" => Ok(Self::MeanSqrtLength),
+            "weightedmean" => Ok(Self::WeightedMean),
+            "lasttoken" => Ok(Self::LastToken),
+            other => Err(LoadError::unsupported(format!("pooling mode '{other}'"), SUPPORTED_POOLINGS)),
+        }
+    }
+
+    /// Appends the pooled vector of one sequence.
+    fn pool(self, states: &[f32], hidden: usize, from: usize, into: &mut Vec<f32>) {
+        let count = states.len() / hidden;
+        // A text that was cut within its prompt has no token of its own; then all of them count.
+        let from = if from < count { from } else { 0 };
+        let row = |index: usize| &states[index * hidden..(index + 1) * hidden];
+        match self {
+            Self::Cls => into.extend_from_slice(row(from)),
+            Self::LastToken => into.extend_from_slice(row(count - 1)),
+            Self::Max => {
+                let start = into.len();
+                into.extend_from_slice(row(from));
+                for index in from + 1..count {
+                    into[start..].iter_mut().zip(row(index)).for_each(|(highest, value)| *highest = highest.max(*value));
+                }
+            }
+            Self::Mean | Self::MeanSqrtLength | Self::WeightedMean => {
+                let weight = |index: usize| if self == Self::WeightedMean { (index + 1) as f32 } else { 1.0 };
+                let total: f32 = (from..count).map(weight).sum();
+                let scale = if self == Self::MeanSqrtLength { total.sqrt() } else { total };
+                let start = into.len();
+                into.resize(start + hidden, 0.0);
+                for index in from..count {
+                    let weight = weight(index) / scale;
+                    into[start..].iter_mut().zip(row(index)).for_each(|(sum, value)| *sum += weight * value);
+                }
+            }
+        }
+    }
+}
+
+fn dense(path: &Path, from: usize) -> Result<(Linear, Finish), LoadError> {
+    let config: DenseConfig = json_required(path, "config.json")?;
+    if config.use_residual {
+        return Err(LoadError::unsupported("a Dense module with use_residual", "Dense modules without it"));
+    }
+    if config.in_features != from {
+        let reason = format!("it takes {} numbers, but gets {from}", config.in_features);
+        return Err(LoadError::malformed(&path.join("config.json"), reason));
+    }
+    let finish = match config.activation_function.as_deref() {
+        None => Finish::Tanh,
+        Some(path) => torch_activation(path)?,
+    };
+    let weights = Weights::open(path)?;
+    if config.bias {
+        return Ok((linear(&weights, "linear", from, config.out_features)?, finish));
+    }
+    let rows = weights.read("linear.weight", &[config.out_features, from])?;
+    let bias = vec![0.0; config.out_features];
+    Ok((Linear { weights: Packed::from_rows(&rows, from, config.out_features), bias }, finish))
+}
+
+/// The activation that a configuration names by the path of its Python class.
+pub(crate) fn torch_activation(path: &str) -> Result<Finish, LoadError> {
+    match path.rsplit('.').next().unwrap_or_default() {
+        "Identity" => Ok(Finish::Nothing),
+        "Tanh" => Ok(Finish::Tanh),
+        "ReLU" => Ok(Finish::Relu),
+        "GELU" => Ok(Finish::Gelu),
+        "SiLU" => Ok(Finish::Silu),
+        "Sigmoid" => Ok(Finish::Sigmoid),
+        _ => Err(LoadError::unsupported(format!("activation function '{path}'"), SUPPORTED_ACTIVATIONS)),
+    }
+}
+
+/// A zero vector stays one, as in sentence-transformers.
+fn normalize(vector: &mut [f32]) {
+    let length = vector.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt().max(1e-12);
+    vector.iter_mut().for_each(|value| *value = (f64::from(*value) / length) as f32);
+}
+
+/// Applies an activation to one number.
+pub(crate) fn activate_one(finish: Finish, value: f32) -> f32 {
+    let mut values = [value];
+    simd::activate(simd::Isa::detect(), finish, &mut values);
+    values[0]
+}

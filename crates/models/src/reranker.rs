@@ -1,0 +1,165 @@
+//! A cross-encoder in this process: question and text are read together and scored.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use ragstone_core::model::{ModelError, Reranker};
+use serde::Deserialize;
+
+use crate::embedder::blocking;
+use crate::encoder::config::{Architecture, RawConfig};
+use crate::encoder::{Encoder, Linear, Scratch, Sequence, Wanted, linear};
+use crate::engine::{Compute, Engine};
+use crate::error::LoadError;
+use crate::files::json_optional;
+use crate::files::weights::Weights;
+use crate::kernel::{Finish, Start};
+use crate::modules::{activate_one, torch_activation};
+use crate::team::Team;
+use crate::tokenize::{TextTokenizer, TokenizerOptions};
+
+/// More text than this is tokenised away from the threads that serve requests.
+const INLINE_BYTES: usize = 4_096;
+
+#[derive(Debug, Clone)]
+pub struct CrossEncoderOptions {
+    /// Shown to people: the hub id or directory that the model came from.
+    pub name: String,
+    pub directory: PathBuf,
+}
+
+pub struct CrossEncoder {
+    engine: Engine,
+    model: Arc<CrossEncoderModel>,
+    name: String,
+}
+
+struct CrossEncoderModel {
+    encoder: Encoder,
+    tokenizer: TextTokenizer,
+    head: Head,
+    activation: Finish,
+}
+
+/// A dense layer over the first token, and one number out of that.
+struct Head {
+    dense: Linear,
+    dense_activation: Finish,
+    output: Linear,
+}
+
+#[derive(Default, Deserialize)]
+struct SavedConfig {
+    activation_fn: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+struct SentenceConfig {
+    max_seq_length: Option<usize>,
+    #[serde(default)]
+    do_lower_case: bool,
+}
+
+impl CrossEncoder {
+    pub fn load(engine: &Engine, options: &CrossEncoderOptions) -> Result<Self, LoadError> {
+        if !options.directory.is_dir() {
+            return Err(LoadError::NoDirectory(options.directory.clone()));
+        }
+        let model = CrossEncoderModel::load(&options.directory)?;
+        Ok(Self { engine: engine.clone(), model: Arc::new(model), name: options.name.clone() })
+    }
+
+    /// Question and text together are cut to this many tokens.
+    pub fn max_tokens(&self) -> usize {
+        self.model.tokenizer.max_tokens()
+    }
+}
+
+impl CrossEncoderModel {
+    fn load(directory: &Path) -> Result<Self, LoadError> {
+        let raw = RawConfig::read(directory)?;
+        let config = raw.encoder(directory)?;
+        let weights = Weights::open(directory)?;
+        let head = Head::load(&weights, config.architecture, config.hidden, directory)?;
+        if raw.labels() != 1 {
+            return Err(LoadError::NotAReranker(format!(
+                "{} classifies into {} labels; a reranker has exactly one output, the relevance",
+                directory.display(),
+                raw.labels()
+            )));
+        }
+        let sentence: SentenceConfig = json_optional(&directory.join("sentence_bert_config.json"))?.unwrap_or_default();
+        let options = TokenizerOptions { max_tokens: sentence.max_seq_length, lower_case: sentence.do_lower_case };
+        let saved: SavedConfig =
+            json_optional(&directory.join("config_sentence_transformers.json"))?.unwrap_or_default();
+        let activation = match saved.activation_fn.as_deref().or(raw.score_activation()) {
+            Some(path) => torch_activation(path)?,
+            None => Finish::Sigmoid,
+        };
+        let tokenizer = TextTokenizer::load(directory, &config, &options)?;
+        Ok(Self { encoder: Encoder::load(&weights, config)?, tokenizer, head, activation })
+    }
+}
+
+impl Head {
+    fn load(weights: &Weights, architecture: Architecture, hidden: usize, directory: &Path) -> Result<Self, LoadError> {
+        let (dense, dense_activation, output) = match architecture {
+            Architecture::Bert => ("bert.pooler.dense", Finish::Tanh, "classifier"),
+            Architecture::Roberta | Architecture::Mpnet => ("classifier.dense", Finish::Tanh, "classifier.out_proj"),
+            Architecture::DistilBert => ("pre_classifier", Finish::Relu, "classifier"),
+        };
+        let Some(shape) = weights.shape(&format!("{output}.weight")) else {
+            return Err(LoadError::NotAReranker(format!(
+                "{} has no classification head, so it is an embedding model or a bare encoder, not a cross-encoder",
+                directory.display()
+            )));
+        };
+        if let Some(labels) = shape.first().filter(|labels| **labels != 1) {
+            return Err(LoadError::NotAReranker(format!(
+                "{} classifies into {labels} labels; a reranker has exactly one output, the relevance",
+                directory.display()
+            )));
+        }
+        Ok(Self {
+            dense: linear(weights, dense, hidden, hidden)?,
+            dense_activation,
+            output: linear(weights, output, hidden, 1)?,
+        })
+    }
+}
+
+impl Compute for CrossEncoderModel {
+    fn compute(&self, team: &Team, scratch: &mut Scratch, sequences: &[&Sequence]) -> Vec<Vec<f32>> {
+        let hidden = self.encoder.config.hidden;
+        self.encoder.forward(team, scratch, sequences, Wanted::First);
+        let states = scratch.states(hidden);
+        let mut pooled = vec![0.0; states.len()];
+        self.head.dense.apply(team, states, &mut pooled, Start::Zero, self.head.dense_activation);
+        let mut scores = vec![0.0; sequences.len()];
+        self.head.output.apply(team, &pooled, &mut scores, Start::Zero, Finish::Nothing);
+        scores.into_iter().map(|score| vec![activate_one(self.activation, score)]).collect()
+    }
+}
+
+#[async_trait]
+impl Reranker for CrossEncoder {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    async fn score(&self, query: &str, texts: Vec<String>) -> Result<Vec<f32>, ModelError> {
+        let tokenize = |model: &CrossEncoderModel, query: &str, texts: &[String]| -> Result<Vec<Sequence>, ModelError> {
+            texts.iter().map(|text| Ok(model.tokenizer.encode_pair(query, text)?.sequence)).collect()
+        };
+        let bytes: usize = texts.iter().map(|text| text.len() + query.len()).sum();
+        let sequences = if bytes <= INLINE_BYTES {
+            tokenize(&self.model, query, &texts)?
+        } else {
+            let (model, query) = (self.model.clone(), query.to_owned());
+            blocking(move || tokenize(&model, &query, &texts)).await?
+        };
+        let scores = self.engine.compute(self.model.clone(), sequences).await?;
+        Ok(scores.into_iter().flatten().collect())
+    }
+}

@@ -1,0 +1,58 @@
+//! What the test files share: fixtures with files put over them, and ways to load them.
+#![allow(dead_code)]
+
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+use ragstone_models::{CrossEncoder, CrossEncoderOptions, EmbedderOptions, Engine, EngineOptions, LoadError, LocalEmbedder};
+
+pub static ENGINE: LazyLock<Engine> =
+    LazyLock::new(|| Engine::start(EngineOptions { threads: Some(2), ..EngineOptions::default() }));
+
+pub fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+/// A copy of a fixture that a test may change.
+pub fn copy(name: &str) -> tempfile::TempDir {
+    let target = tempfile::tempdir().unwrap();
+    copy_tree(&fixture(name), target.path());
+    target
+}
+
+fn copy_tree(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy_tree(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+pub fn options(directory: &Path) -> EmbedderOptions {
+    EmbedderOptions {
+        id: "test".to_owned(),
+        name: directory.display().to_string(),
+        directory: directory.to_owned(),
+        version: None,
+        normalize: None,
+    }
+}
+
+pub fn embedder(directory: &Path) -> Result<LocalEmbedder, LoadError> {
+    LocalEmbedder::load(&ENGINE, &options(directory))
+}
+
+pub fn cross_encoder(directory: &Path) -> Result<CrossEncoder, LoadError> {
+    let options = CrossEncoderOptions { name: "cross".to_owned(), directory: directory.to_owned() };
+    CrossEncoder::load(&ENGINE, &options)
+}
+
+pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>();
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}

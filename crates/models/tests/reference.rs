@@ -1,0 +1,199 @@
+//! Every supported architecture, pooling and module against the outputs of sentence-transformers
+//! for the same files and texts (made by `scripts/make_test_models.py`).
+
+mod common;
+
+use std::collections::HashMap;
+
+use common::{cosine, cross_encoder, embedder, fixture};
+use ragstone_core::model::{EmbedInput, Embedder, Reranker, Role};
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+struct References {
+    inputs: Vec<String>,
+    pairs: Vec<(String, String)>,
+    embeddings: Vec<EmbeddingReference>,
+    scores: Vec<ScoreReference>,
+}
+
+#[derive(Deserialize)]
+struct EmbeddingReference {
+    name: String,
+    base: String,
+    files: HashMap<String, Option<serde_json::Value>>,
+    role: String,
+    vectors: Vec<Vec<f32>>,
+}
+
+#[derive(Deserialize)]
+struct ScoreReference {
+    base: String,
+    scores: Vec<f32>,
+}
+
+fn references() -> References {
+    serde_json::from_slice(&std::fs::read(fixture("references.json")).unwrap()).unwrap()
+}
+
+/// The base model with the variant's own files put over it.
+fn variant(reference: &EmbeddingReference) -> tempfile::TempDir {
+    let directory = common::copy(&reference.base);
+    for (name, content) in &reference.files {
+        let path = directory.path().join(name);
+        match content {
+            Some(content) => {
+                std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                std::fs::write(path, content.to_string()).unwrap();
+            }
+            None => std::fs::remove_file(path).unwrap(),
+        }
+    }
+    directory
+}
+
+fn texts(inputs: &[String]) -> Vec<EmbedInput> {
+    inputs.iter().cloned().map(EmbedInput::Text).collect()
+}
+
+fn role(name: &str) -> Role {
+    if name == "query" { Role::Query } else { Role::Passage }
+}
+
+#[tokio::test]
+async fn embeddings_agree_with_sentence_transformers() {
+    let references = references();
+    for reference in &references.embeddings {
+        let directory = variant(reference);
+        let model = embedder(directory.path()).unwrap();
+        assert_eq!(model.info().identity.dimensions, reference.vectors[0].len(), "{}", reference.name);
+        let embeddings = model.embed(texts(&references.inputs), role(&reference.role)).await.unwrap();
+        for ((embedding, expected), text) in embeddings.iter().zip(&reference.vectors).zip(&references.inputs) {
+            let similarity = cosine(&embedding.vector, expected);
+            assert!(similarity > 0.99999, "{}: {similarity} for {text:?}", reference.name);
+            let scale = expected.iter().fold(0.0f32, |a, b| a.max(b.abs()));
+            for (value, expected) in embedding.vector.iter().zip(expected) {
+                assert!((value - expected).abs() < 2e-4 * scale, "{}: {value} {expected}", reference.name);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn scores_agree_with_sentence_transformers() {
+    let references = references();
+    for reference in &references.scores {
+        let model = cross_encoder(&fixture(&reference.base)).unwrap();
+        for ((query, text), expected) in references.pairs.iter().zip(&reference.scores) {
+            let scores = model.score(query, vec![text.clone(), text.clone()]).await.unwrap();
+            for score in scores {
+                assert!((score - expected).abs() < 1e-4, "{}: {score} {expected} {query:?}", reference.base);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_text_gives_the_same_vector_alone_and_in_any_company() {
+    let references = references();
+    for base in ["bert", "mpnet"] {
+        let model = embedder(&fixture(base)).unwrap();
+        let mut inputs = texts(&references.inputs);
+        let forward = model.embed(inputs.clone(), Role::Passage).await.unwrap();
+        inputs.reverse();
+        let mut backward = model.embed(inputs.clone(), Role::Passage).await.unwrap();
+        backward.reverse();
+        for (a, b) in forward.iter().zip(&backward) {
+            assert!(cosine(&a.vector, &b.vector) > 0.999_999);
+        }
+        for (input, together) in inputs.into_iter().rev().zip(&forward) {
+            let alone = model.embed(vec![input], Role::Passage).await.unwrap();
+            assert!(cosine(&alone[0].vector, &together.vector) > 0.999_999);
+            assert_eq!((alone[0].tokens, alone[0].truncated), (together.tokens, together.truncated));
+        }
+    }
+}
+
+#[tokio::test]
+async fn truncation_is_reported_and_the_limit_is_the_models_own() {
+    let model = embedder(&fixture("bert")).unwrap();
+    assert_eq!(model.info().max_tokens, Some(40));
+    let inputs = vec![EmbedInput::Text("fox".into()), EmbedInput::Text("the fox ".repeat(100))];
+    let embeddings = model.embed(inputs, Role::Passage).await.unwrap();
+    assert!(!embeddings[0].truncated && embeddings[0].tokens < 10);
+    assert!(embeddings[1].truncated);
+    assert_eq!(embeddings[1].tokens, 40);
+    assert_eq!(model.count_tokens(&"the ".repeat(100)), Some(100));
+}
+
+#[tokio::test]
+async fn a_very_long_text_is_cut_as_if_it_had_been_read_whole() {
+    let model = embedder(&fixture("xlm-roberta")).unwrap();
+    let start = "Retrieval finds the passages that answer a question. ".repeat(20);
+    let long = start.clone() + &"zebra ".repeat(100_000);
+    let inputs = vec![EmbedInput::Text(start), EmbedInput::Text(long)];
+    let embeddings = model.embed(inputs, Role::Passage).await.unwrap();
+    assert_eq!(embeddings[0].vector, embeddings[1].vector);
+    assert!(embeddings[1].truncated);
+}
+
+#[tokio::test]
+async fn tokens_of_a_client_mean_the_same_as_their_text() {
+    let model = embedder(&fixture("bert")).unwrap();
+    let tokenizer = tokenizer_ids("bert", "the quick brown fox");
+    let inputs = vec![EmbedInput::Text("the quick brown fox".into()), EmbedInput::Tokens(tokenizer)];
+    let embeddings = model.embed(inputs, Role::Passage).await.unwrap();
+    assert_eq!(embeddings[0], embeddings[1]);
+    let foreign = model.embed(vec![EmbedInput::Tokens(vec![1_000_000])], Role::Passage).await.unwrap_err();
+    assert!(foreign.to_string().contains("1000000"), "{foreign}");
+    let many = model.embed(vec![EmbedInput::Tokens(vec![7; 5_000])], Role::Passage).await.unwrap();
+    assert!(many[0].truncated && many[0].tokens == 40);
+}
+
+/// Looks whole words up in the vocabulary, which is all the test's text needs.
+fn tokenizer_ids(base: &str, text: &str) -> Vec<u32> {
+    let file = std::fs::read(fixture(base).join("tokenizer.json")).unwrap();
+    let tokenizer: serde_json::Value = serde_json::from_slice(&file).unwrap();
+    let id = |word: &str| tokenizer["model"]["vocab"][word].as_u64().unwrap() as u32;
+    text.split(' ').map(id).collect()
+}
+
+#[tokio::test]
+async fn normalisation_can_be_chosen() {
+    use ragstone_models::config::Normalize;
+    let length = |vector: &[f32]| vector.iter().map(|v| v * v).sum::<f32>().sqrt();
+    for (choice, unit) in [(Normalize::Always, true), (Normalize::Never, false)] {
+        let options = ragstone_models::EmbedderOptions {
+            normalize: Some(choice),
+            ..common::options(&fixture("bert"))
+        };
+        let model = ragstone_models::LocalEmbedder::load(&common::ENGINE, &options).unwrap();
+        let embeddings = model.embed(texts(&["fox".to_owned()]), Role::Passage).await.unwrap();
+        assert_eq!((length(&embeddings[0].vector) - 1.0).abs() < 1e-5, unit);
+    }
+}
+
+#[tokio::test]
+async fn the_version_follows_every_file_that_matters_and_can_be_given() {
+    let version = |directory: &std::path::Path| embedder(directory).unwrap().info().identity.version.clone();
+    let original = version(&fixture("bert"));
+    assert_eq!(original, version(common::copy("bert").path()));
+    for file in ["config.json", "tokenizer.json", "1_Pooling/config.json", "sentence_bert_config.json"] {
+        let copy = common::copy("bert");
+        let path = copy.path().join(file);
+        let mut content = std::fs::read(&path).unwrap();
+        content.push(b' ');
+        std::fs::write(&path, content).unwrap();
+        assert_ne!(original, version(copy.path()), "{file}");
+    }
+    let copy = common::copy("bert");
+    let path = copy.path().join("model.safetensors");
+    let mut content = std::fs::read(&path).unwrap();
+    let last = content.len() - 4;
+    content[last] ^= 1;
+    std::fs::write(&path, content).unwrap();
+    assert_ne!(original, version(copy.path()));
+    let options = ragstone_models::EmbedderOptions { version: Some("7".into()), ..common::options(&fixture("bert")) };
+    let given = ragstone_models::LocalEmbedder::load(&common::ENGINE, &options).unwrap();
+    assert_eq!(given.info().identity.version, "7");
+}
