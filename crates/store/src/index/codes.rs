@@ -1,0 +1,255 @@
+//! One bit per dimension: small codes that tell roughly how close a vector is.
+//!
+//! Vectors are first turned by a fixed random rotation, so that no input, however lopsided, puts
+//! its information into few dimensions, and the centre of their chunk is taken off. What remains,
+//! `r`, is kept as the signs `s` of its coordinates, with one scale: `⟨q, r⟩` is estimated by
+//! `⟨q, s⟩ · |r|² / ⟨r, s⟩`, which is right on average over rotations. The spread of the error is
+//! known as well and says which vectors deserve to be looked at exactly.
+
+use super::kernel::{GROUP, LANES, sum_tables};
+
+/// A rotation of the space by sign flips and Hadamard transforms: quick, and without a matrix.
+#[derive(Debug)]
+pub(crate) struct Rotation {
+    dimensions: usize,
+    /// The largest power of two that fits.
+    block: usize,
+    flips: Vec<Vec<f32>>,
+}
+
+const ROUNDS: usize = 3;
+
+impl Rotation {
+    pub(crate) fn new(dimensions: usize) -> Self {
+        let block = if dimensions == 0 {
+            0
+        } else {
+            1 << dimensions.ilog2()
+        };
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut sign = move || {
+            // SplitMix64: the signs only have to be without pattern, and the same in every run.
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut z = state;
+            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            if (z ^ (z >> 31)) & 1 == 0 { 1.0 } else { -1.0 }
+        };
+        let flips = (0..ROUNDS)
+            .map(|_| (0..dimensions).map(|_| sign()).collect())
+            .collect();
+        Self {
+            dimensions,
+            block,
+            flips,
+        }
+    }
+
+    pub(crate) fn apply(&self, vector: &[f32], rotated: &mut Vec<f32>) {
+        rotated.clear();
+        rotated.extend_from_slice(vector);
+        if self.block < 2 || vector.len() != self.dimensions {
+            return;
+        }
+        let scale = 1.0 / (self.block as f32).sqrt();
+        for flips in &self.flips {
+            for (x, flip) in rotated.iter_mut().zip(flips) {
+                *x *= flip;
+            }
+            hadamard(&mut rotated[..self.block], scale);
+            if self.block < self.dimensions {
+                hadamard(&mut rotated[self.dimensions - self.block..], scale);
+            }
+        }
+    }
+}
+
+fn hadamard(x: &mut [f32], scale: f32) {
+    let mut half = 1;
+    while half < x.len() {
+        for pair in x.chunks_exact_mut(2 * half) {
+            let (left, right) = pair.split_at_mut(half);
+            for (a, b) in left.iter_mut().zip(right) {
+                (*a, *b) = (*a + *b, *a - *b);
+            }
+        }
+        half *= 2;
+    }
+    x.iter_mut().for_each(|v| *v *= scale);
+}
+
+/// Groups of four dimensions; an even number, as the scan takes two at a time.
+fn groups(dimensions: usize) -> usize {
+    dimensions.div_ceil(8) * 2
+}
+
+/// The codes of one chunk of vectors.
+#[derive(Debug, Clone)]
+pub(crate) struct Codes {
+    dimensions: usize,
+    centre: Vec<f32>,
+    /// Blocks of [`LANES`] vectors; in a block, group after group, four bits of every vector.
+    bits: Vec<u8>,
+    scales: Vec<f32>,
+    /// How far an estimate is off: one standard deviation, for a query of length one.
+    spreads: Vec<f32>,
+}
+
+impl Codes {
+    /// Encodes all vectors of a chunk, given one after the other.
+    pub(crate) fn encode(vectors: &[f32], rotation: &Rotation) -> Self {
+        let dimensions = rotation.dimensions.max(1);
+        let count = vectors.len() / dimensions;
+        let mut rotated_all = Vec::with_capacity(vectors.len());
+        let mut rotated = Vec::with_capacity(dimensions);
+        let mut centre = vec![0.0f32; dimensions];
+        for vector in vectors.chunks_exact(dimensions) {
+            rotation.apply(vector, &mut rotated);
+            for (sum, x) in centre.iter_mut().zip(&rotated) {
+                *sum += x;
+            }
+            rotated_all.extend_from_slice(&rotated);
+        }
+        centre.iter_mut().for_each(|sum| *sum /= count.max(1) as f32);
+        let mut codes = Self {
+            dimensions,
+            centre,
+            bits: vec![0; count.div_ceil(LANES) * groups(dimensions) * GROUP],
+            scales: vec![0.0; count.next_multiple_of(LANES)],
+            spreads: vec![0.0; count.next_multiple_of(LANES)],
+        };
+        for (at, rotated) in rotated_all.chunks_exact(dimensions).enumerate() {
+            codes.set_rotated(at, rotated);
+        }
+        codes
+    }
+
+    /// Encodes one vector anew; the centre stays as it was.
+    pub(crate) fn set(&mut self, at: usize, vector: &[f32], rotation: &Rotation) {
+        let mut rotated = Vec::with_capacity(vector.len());
+        rotation.apply(vector, &mut rotated);
+        self.set_rotated(at, &rotated);
+    }
+
+    fn set_rotated(&mut self, at: usize, rotated: &[f32]) {
+        let groups = groups(self.dimensions);
+        let block = at / LANES * groups * GROUP;
+        let lane = at % LANES;
+        let (byte, shift) = (lane % GROUP, if lane < GROUP { 0 } else { 4 });
+        let (mut square, mut absolute) = (0.0f32, 0.0f32);
+        for group in 0..groups {
+            let first = group * 4;
+            let mut bits = 0u8;
+            for bit in 0..4 {
+                let (Some(x), Some(centre)) = (rotated.get(first + bit), self.centre.get(first + bit)) else {
+                    break;
+                };
+                let rest = x - centre;
+                square += rest * rest;
+                absolute += rest.abs();
+                bits |= u8::from(rest >= 0.0) << bit;
+            }
+            let place = &mut self.bits[block + group * GROUP + byte];
+            *place = (*place & !(15 << shift)) | (bits << shift);
+        }
+        let (scale, spread) = if absolute > 0.0 {
+            let dimensions = self.dimensions as f32;
+            // cos² of the angle between what remains and its signs.
+            let aligned = (absolute * absolute / (square * dimensions)).min(1.0);
+            let spread = (square * (1.0 / aligned - 1.0) / (dimensions - 1.0).max(1.0)).sqrt();
+            (square / absolute, spread)
+        } else {
+            (0.0, 0.0)
+        };
+        self.scales[at] = scale;
+        self.spreads[at] = spread;
+    }
+
+    pub(crate) fn spread(&self, at: usize) -> f32 {
+        self.spreads.get(at).copied().unwrap_or(0.0)
+    }
+
+    pub(crate) fn blocks(&self) -> usize {
+        self.scales.len() / LANES
+    }
+
+    /// Estimates the similarity of all vectors of a block. `offset` is [`CodeQuery::offset`].
+    #[inline]
+    pub(crate) fn estimate(
+        &self,
+        block: usize,
+        query: &CodeQuery,
+        offset: f32,
+        estimates: &mut [f32; LANES],
+    ) {
+        let size = query.tables.len();
+        let Some(bits) = self.bits.get(block * size..(block + 1) * size) else {
+            return;
+        };
+        let mut sums = [0u16; LANES];
+        sum_tables(bits, &query.tables, &mut sums);
+        let scales = &self.scales[block * LANES..(block + 1) * LANES];
+        for ((estimate, sum), scale) in estimates.iter_mut().zip(sums).zip(scales) {
+            *estimate = offset + scale * (f32::from(sum) * query.step + query.bias);
+        }
+    }
+}
+
+/// A query prepared for the scan: for each group of four dimensions, the inner product with each
+/// of the sixteen patterns of signs, in 8 bits.
+#[derive(Debug)]
+pub(crate) struct CodeQuery {
+    rotated: Vec<f32>,
+    tables: Vec<u8>,
+    step: f32,
+    bias: f32,
+}
+
+impl CodeQuery {
+    pub(crate) fn new(query: &[f32], rotation: &Rotation) -> Self {
+        let mut rotated = Vec::with_capacity(query.len());
+        rotation.apply(query, &mut rotated);
+        let groups = groups(query.len());
+        let mut exact = Vec::with_capacity(groups * GROUP);
+        let mut lowest_of = Vec::with_capacity(groups);
+        let mut widest = f32::MIN_POSITIVE;
+        for group in 0..groups {
+            let at = |bit: usize| rotated.get(group * 4 + bit).copied().unwrap_or(0.0);
+            let values = [at(0), at(1), at(2), at(3)];
+            let reach: f32 = values.iter().map(|x| x.abs()).sum();
+            lowest_of.push(-reach);
+            widest = widest.max(2.0 * reach);
+            for pattern in 0..GROUP {
+                let sum: f32 = (0..4)
+                    .map(|bit| {
+                        if pattern >> bit & 1 == 1 {
+                            values[bit]
+                        } else {
+                            -values[bit]
+                        }
+                    })
+                    .sum();
+                exact.push(sum);
+            }
+        }
+        // The sum over all groups must fit 16 bits.
+        let levels = (usize::from(u16::MAX) / groups.max(1)).min(255) as f32;
+        let step = widest / levels;
+        let tables = exact
+            .iter()
+            .enumerate()
+            .map(|(at, sum)| ((sum - lowest_of[at / GROUP]) / step).round().min(levels) as u8)
+            .collect();
+        Self {
+            tables,
+            step,
+            bias: lowest_of.iter().sum(),
+            rotated,
+        }
+    }
+
+    /// The part of the similarity that all vectors of a chunk share.
+    pub(crate) fn offset(&self, codes: &Codes) -> f32 {
+        super::kernel::dot(&self.rotated, &codes.centre)
+    }
+}

@@ -1,0 +1,300 @@
+//! Dense search: the nearest vectors among the candidates.
+//!
+//! Few candidates are all compared exactly. Many are first estimated by their codes; the best
+//! estimates are then compared exactly, as long as one could still belong among the best.
+
+use std::cmp::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use roaring::RoaringBitmap;
+
+use super::codes::CodeQuery;
+use super::kernel::{LANES, dot};
+use super::vectors::{CHUNK, Vectors};
+
+/// Up to this many candidates every one is compared exactly.
+pub(crate) const EXACT_CANDIDATES: u64 = 10_000;
+/// From this many vectors on a search that is alone uses a second thread.
+const PARALLEL_VECTORS: usize = 300_000;
+/// How many standard deviations an estimate may be off before its vector is given up.
+const SPREADS: f32 = 3.5;
+
+/// Searches that run right now: several share the processors by themselves.
+static RUNNING: AtomicUsize = AtomicUsize::new(0);
+
+struct Running;
+
+impl Running {
+    fn start() -> (Self, bool) {
+        (Self, RUNNING.fetch_add(1, Relaxed) == 0)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        RUNNING.fetch_sub(1, Relaxed);
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Neighbour {
+    pub(crate) slot: u32,
+    pub(crate) similarity: f32,
+}
+
+impl Neighbour {
+    /// Nearest first, then in slot order.
+    fn order(a: &Self, b: &Self) -> Ordering {
+        b.similarity
+            .total_cmp(&a.similarity)
+            .then_with(|| a.slot.cmp(&b.slot))
+    }
+}
+
+pub(crate) fn distance(similarity: f32) -> f32 {
+    (1.0 - similarity).clamp(0.0, 2.0)
+}
+
+/// Which slots are searched, and the same as bits where they are not all.
+pub(crate) struct Candidates<'a> {
+    pub(crate) slots: &'a RoaringBitmap,
+    /// How many slots there are, wanted or not.
+    pub(crate) total: usize,
+}
+
+/// The `limit` candidates nearest to a query of length one, nearest first.
+pub(crate) fn nearest(
+    vectors: &Vectors,
+    query: &[f32],
+    candidates: &Candidates<'_>,
+    limit: usize,
+) -> Vec<Neighbour> {
+    if limit == 0 || candidates.slots.is_empty() {
+        return Vec::new();
+    }
+    if candidates.slots.len() <= EXACT_CANDIDATES.max(limit as u64 * 4) {
+        let mut best = Best::new(limit);
+        for slot in candidates.slots {
+            best.offer(Neighbour {
+                slot,
+                similarity: dot(query, vectors.get(slot)),
+            });
+        }
+        return best.finish();
+    }
+    let (_running, alone) = Running::start();
+    scan_codes(vectors, query, candidates, limit, alone)
+}
+
+fn scan_codes(
+    vectors: &Vectors,
+    query: &[f32],
+    candidates: &Candidates<'_>,
+    limit: usize,
+    alone: bool,
+) -> Vec<Neighbour> {
+    let code_query = CodeQuery::new(query, vectors.rotation());
+    let mask = (candidates.slots.len() != candidates.total as u64)
+        .then(|| bits_of(candidates.slots, candidates.total));
+    let scan = Scan {
+        vectors,
+        query,
+        code_query: &code_query,
+        mask: mask.as_deref(),
+        keep: depth(limit, candidates.slots.len()),
+    };
+    let chunks = vectors.chunks().len();
+    let estimated = if alone && candidates.total >= PARALLEL_VECTORS {
+        let (mut first, second) = std::thread::scope(|scope| {
+            let second = scope.spawn(|| scan.chunks(chunks / 2..chunks));
+            let first = scan.chunks(0..chunks / 2);
+            (
+                first,
+                second
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            )
+        });
+        first.extend(second);
+        first
+    } else {
+        scan.chunks(0..chunks)
+    };
+    rescore(vectors, query, estimated, limit)
+}
+
+/// How many estimates are kept for exact comparison: more of a larger set.
+fn depth(limit: usize, candidates: u64) -> usize {
+    let growth = (candidates as f64 / EXACT_CANDIDATES as f64).max(1.0).log2();
+    ((limit as f64 * 20.0).max(200.0) * (1.0 + growth)) as usize
+}
+
+/// The set as words of 64 slots.
+fn bits_of(slots: &RoaringBitmap, total: usize) -> Vec<u64> {
+    let mut words = vec![0u64; total.div_ceil(64).max(1)];
+    for slot in slots {
+        if let Some(word) = words.get_mut(slot as usize / 64) {
+            *word |= 1 << (slot % 64);
+        }
+    }
+    words
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Estimate {
+    slot: u32,
+    similarity: f32,
+}
+
+struct Scan<'a> {
+    vectors: &'a Vectors,
+    query: &'a [f32],
+    code_query: &'a CodeQuery,
+    mask: Option<&'a [u64]>,
+    keep: usize,
+}
+
+impl Scan<'_> {
+    /// The best estimates of some chunks, in no order.
+    fn chunks(&self, range: std::ops::Range<usize>) -> Vec<Estimate> {
+        let mut best: Vec<Estimate> = Vec::with_capacity(self.keep * 2 + LANES);
+        let mut threshold = f32::NEG_INFINITY;
+        let mut estimates = [0.0f32; LANES];
+        for number in range {
+            let Some(chunk) = self.vectors.chunks().get(number) else {
+                break;
+            };
+            let Some(codes) = chunk.codes() else {
+                self.exactly(number, &mut best);
+                continue;
+            };
+            let offset = self.code_query.offset(codes);
+            for block in 0..codes.blocks() {
+                let first = number * CHUNK + block * LANES;
+                let wanted = self.wanted(first);
+                if wanted == 0 {
+                    continue;
+                }
+                codes.estimate(block, self.code_query, offset, &mut estimates);
+                let mut passing = 0u32;
+                for (lane, estimate) in estimates.iter().enumerate() {
+                    passing |= u32::from(*estimate > threshold) << lane;
+                }
+                passing &= wanted;
+                while passing != 0 {
+                    let lane = passing.trailing_zeros();
+                    passing &= passing - 1;
+                    best.push(Estimate {
+                        slot: first as u32 + lane,
+                        similarity: estimates[lane as usize],
+                    });
+                }
+                if best.len() >= self.keep * 2 {
+                    threshold = cut(&mut best, self.keep);
+                }
+            }
+        }
+        if best.len() > self.keep {
+            cut(&mut best, self.keep);
+        }
+        best
+    }
+
+    /// Which of the 32 slots from `first` on are candidates.
+    fn wanted(&self, first: usize) -> u32 {
+        match self.mask {
+            None => u32::MAX,
+            Some(mask) => mask
+                .get(first / 64)
+                .map_or(0, |word| (word >> (first % 64)) as u32),
+        }
+    }
+
+    fn exactly(&self, number: usize, best: &mut Vec<Estimate>) {
+        for slot in number * CHUNK..(number + 1) * CHUNK {
+            let vector = self.vectors.get(slot as u32);
+            if !vector.is_empty() && self.wanted(slot - slot % LANES) >> (slot % LANES) & 1 == 1 {
+                best.push(Estimate {
+                    slot: slot as u32,
+                    similarity: dot(self.query, vector),
+                });
+            }
+        }
+    }
+}
+
+/// Keeps the best, and returns the smallest similarity that is kept.
+fn cut(estimates: &mut Vec<Estimate>, keep: usize) -> f32 {
+    estimates.select_nth_unstable_by(keep - 1, |a, b| b.similarity.total_cmp(&a.similarity));
+    estimates.truncate(keep);
+    estimates.last().map_or(f32::NEG_INFINITY, |e| e.similarity)
+}
+
+/// Compares exactly, the best estimates first, whatever may still be among the best.
+fn rescore(vectors: &Vectors, query: &[f32], mut estimated: Vec<Estimate>, limit: usize) -> Vec<Neighbour> {
+    estimated.sort_unstable_by(|a, b| b.similarity.total_cmp(&a.similarity));
+    let mut best = Best::new(limit);
+    for estimate in estimated {
+        let slot = estimate.slot as usize;
+        let spread = vectors
+            .chunks()
+            .get(slot / CHUNK)
+            .and_then(|chunk| chunk.codes())
+            .map_or(0.0, |codes| codes.spread(slot % CHUNK));
+        if estimate.similarity + SPREADS * spread < best.worst() {
+            continue;
+        }
+        best.offer(Neighbour {
+            slot: estimate.slot,
+            similarity: dot(query, vectors.get(estimate.slot)),
+        });
+    }
+    best.finish()
+}
+
+/// The best so far; kept unsorted and cut when it has grown to twice the limit.
+struct Best {
+    limit: usize,
+    found: Vec<Neighbour>,
+    worst: f32,
+}
+
+impl Best {
+    fn new(limit: usize) -> Self {
+        Self {
+            limit,
+            found: Vec::with_capacity(limit.min(4096) * 2),
+            worst: f32::NEG_INFINITY,
+        }
+    }
+
+    /// What a further one must at least reach, once there are enough.
+    fn worst(&self) -> f32 {
+        self.worst
+    }
+
+    fn offer(&mut self, neighbour: Neighbour) {
+        if neighbour.similarity < self.worst {
+            return;
+        }
+        self.found.push(neighbour);
+        if self.found.len() >= self.limit * 2 {
+            self.cut();
+        }
+    }
+
+    fn cut(&mut self) {
+        if self.found.len() >= self.limit {
+            self.found
+                .select_nth_unstable_by(self.limit - 1, Neighbour::order);
+            self.found.truncate(self.limit);
+            self.worst = self.found.last().map_or(self.worst, |n| n.similarity);
+        }
+    }
+
+    fn finish(mut self) -> Vec<Neighbour> {
+        self.cut();
+        self.found.sort_unstable_by(Neighbour::order);
+        self.found
+    }
+}

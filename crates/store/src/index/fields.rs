@@ -1,0 +1,276 @@
+//! The metadata index: which documents have which value in which field.
+//!
+//! Scalars and list elements are kept apart, because `$contains` asks lists for an element but
+//! strings for a part. All maps are persistent: a changed copy shares what did not change.
+
+use std::ops::Bound;
+use std::sync::Arc;
+
+use imbl::OrdMap;
+use ragstone_core::Metadata;
+use ragstone_core::filter::{Comparison, Scalar};
+use roaring::RoaringBitmap;
+use serde_json::Value;
+
+/// A set of slots that is small where there is one slot, as in fields that are almost unique.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Slots {
+    One(u32),
+    Many(Arc<RoaringBitmap>),
+}
+
+impl Slots {
+    pub(crate) fn add_to(&self, set: &mut RoaringBitmap) {
+        match self {
+            Self::One(slot) => {
+                set.insert(*slot);
+            }
+            Self::Many(slots) => *set |= &**slots,
+        }
+    }
+
+    fn insert(&mut self, slot: u32) {
+        match self {
+            Self::One(only) if *only == slot => {}
+            Self::One(only) => *self = Self::Many(Arc::new(RoaringBitmap::from_iter([*only, slot]))),
+            Self::Many(slots) => {
+                Arc::make_mut(slots).insert(slot);
+            }
+        }
+    }
+
+    /// Returns whether anything is left.
+    fn remove(&mut self, slot: u32) -> bool {
+        match self {
+            Self::One(only) => *only != slot,
+            Self::Many(slots) => {
+                Arc::make_mut(slots).remove(slot);
+                match (slots.len(), slots.min()) {
+                    (1, Some(last)) => *self = Self::One(last),
+                    (0, _) => return false,
+                    _ => {}
+                }
+                true
+            }
+        }
+    }
+}
+
+type ValueMap = OrdMap<Scalar, Slots>;
+
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct FieldIndex {
+    scalars: ValueMap,
+    elements: ValueMap,
+    present: Arc<RoaringBitmap>,
+}
+
+impl FieldIndex {
+    pub(crate) fn present(&self) -> &RoaringBitmap {
+        &self.present
+    }
+
+    pub(crate) fn equal(&self, value: &Scalar, into: &mut RoaringBitmap) {
+        for map in [&self.scalars, &self.elements] {
+            if let Some(slots) = map.get(value) {
+                slots.add_to(into);
+            }
+        }
+    }
+
+    /// The set of one value where a single stored set answers, to spare a copy.
+    pub(crate) fn equal_stored(&self, value: &Scalar) -> Option<&Arc<RoaringBitmap>> {
+        match (self.scalars.get(value), self.elements.get(value)) {
+            (Some(Slots::Many(slots)), None) | (None, Some(Slots::Many(slots))) => Some(slots),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn compare(&self, comparison: Comparison, operand: &Scalar) -> RoaringBitmap {
+        let mut sets = SetUnion::default();
+        for map in [&self.scalars, &self.elements] {
+            let range = match comparison {
+                Comparison::Greater => (Bound::Excluded(operand.clone()), Bound::Unbounded),
+                Comparison::GreaterOrEqual => (Bound::Included(operand.clone()), Bound::Unbounded),
+                Comparison::Less => (Bound::Unbounded, Bound::Excluded(operand.clone())),
+                Comparison::LessOrEqual => (Bound::Unbounded, Bound::Included(operand.clone())),
+            };
+            for (value, slots) in map.range(range) {
+                // The order of scalars runs across kinds; only values of the operand's kind count.
+                if value.compare(operand).is_some() {
+                    sets.add(slots);
+                }
+            }
+        }
+        sets.finish()
+    }
+
+    pub(crate) fn contains(&self, operand: &Scalar) -> RoaringBitmap {
+        let mut sets = SetUnion::default();
+        if let Some(slots) = self.elements.get(operand) {
+            sets.add(slots);
+        }
+        if let Scalar::Text(part) = operand {
+            for (value, slots) in self.scalars.range(Scalar::Text("".into())..) {
+                if matches!(value, Scalar::Text(text) if text.contains(&**part)) {
+                    sets.add(slots);
+                }
+            }
+        }
+        sets.finish()
+    }
+
+    /// Distinct scalars in their order.
+    pub(crate) fn values(&self) -> Vec<Value> {
+        let mut scalars = self.scalars.keys().peekable();
+        let mut elements = self.elements.keys().peekable();
+        let mut values = Vec::with_capacity(self.scalars.len() + self.elements.len());
+        loop {
+            let next = match (scalars.peek(), elements.peek()) {
+                (Some(a), Some(b)) if a == b => {
+                    elements.next();
+                    scalars.next()
+                }
+                (Some(a), Some(b)) if a < b => scalars.next(),
+                (_, Some(_)) => elements.next(),
+                (Some(_), None) => scalars.next(),
+                (None, None) => return values,
+            };
+            values.extend(next.map(Scalar::to_json));
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.present.is_empty()
+    }
+}
+
+/// Collects many sets cheaply: single slots are gathered and sorted once.
+#[derive(Default)]
+struct SetUnion {
+    singles: Vec<u32>,
+    set: RoaringBitmap,
+}
+
+impl SetUnion {
+    fn add(&mut self, slots: &Slots) {
+        match slots {
+            Slots::One(slot) => self.singles.push(*slot),
+            Slots::Many(slots) => self.set |= &**slots,
+        }
+    }
+
+    fn finish(mut self) -> RoaringBitmap {
+        self.singles.sort_unstable();
+        self.set.extend(self.singles);
+        self.set
+    }
+}
+
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Fields {
+    fields: OrdMap<Arc<str>, FieldIndex>,
+}
+
+impl Fields {
+    pub(crate) fn get(&self, name: &str) -> Option<&FieldIndex> {
+        self.fields.get(name)
+    }
+
+    pub(crate) fn insert(&mut self, slot: u32, metadata: &Metadata) {
+        for (name, value) in metadata {
+            if !self.fields.contains_key(name.as_str()) {
+                self.fields.insert(name.as_str().into(), FieldIndex::default());
+            }
+            let Some(field) = self.fields.get_mut(name.as_str()) else {
+                continue;
+            };
+            Arc::make_mut(&mut field.present).insert(slot);
+            each_scalar(value, |place, scalar| {
+                let map = field.map(place);
+                match map.get_mut(&scalar) {
+                    Some(slots) => slots.insert(slot),
+                    None => {
+                        map.insert(scalar, Slots::One(slot));
+                    }
+                }
+            });
+        }
+    }
+
+    /// Takes back what [`Self::insert`] did with the same metadata.
+    pub(crate) fn remove(&mut self, slot: u32, metadata: &Metadata) {
+        for (name, value) in metadata {
+            let Some(field) = self.fields.get_mut(name.as_str()) else {
+                continue;
+            };
+            Arc::make_mut(&mut field.present).remove(slot);
+            each_scalar(value, |place, scalar| {
+                let map = field.map(place);
+                if map.get_mut(&scalar).is_some_and(|slots| !slots.remove(slot)) {
+                    map.remove(&scalar);
+                }
+            });
+            if field.is_empty() {
+                self.fields.remove(name.as_str());
+            }
+        }
+    }
+
+    /// The same index with every slot renumbered.
+    pub(crate) fn renumber(&self, new_slot: &dyn Fn(u32) -> u32) -> Self {
+        let set = |slots: &RoaringBitmap| Arc::new(slots.iter().map(new_slot).collect());
+        let map = |values: &ValueMap| {
+            values
+                .iter()
+                .map(|(value, slots)| {
+                    let slots = match slots {
+                        Slots::One(slot) => Slots::One(new_slot(*slot)),
+                        Slots::Many(slots) => Slots::Many(set(slots)),
+                    };
+                    (value.clone(), slots)
+                })
+                .collect()
+        };
+        let fields = self.fields.iter().map(|(name, field)| {
+            let field = FieldIndex {
+                scalars: map(&field.scalars),
+                elements: map(&field.elements),
+                present: set(&field.present),
+            };
+            (name.clone(), field)
+        });
+        Self {
+            fields: fields.collect(),
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Place {
+    Scalar,
+    Element,
+}
+
+impl FieldIndex {
+    fn map(&mut self, place: Place) -> &mut ValueMap {
+        match place {
+            Place::Scalar => &mut self.scalars,
+            Place::Element => &mut self.elements,
+        }
+    }
+}
+
+fn each_scalar(value: &Value, mut visit: impl FnMut(Place, Scalar)) {
+    match value {
+        Value::Array(elements) => elements
+            .iter()
+            .filter_map(Scalar::from_json)
+            .for_each(|scalar| visit(Place::Element, scalar)),
+        single => {
+            if let Some(scalar) = Scalar::from_json(single) {
+                visit(Place::Scalar, scalar);
+            }
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! The vectors of a collection in memory, by slot: unit length, in shared chunks.
+//!
+//! A full chunk has codes for the quick scan; the last one, while it fills, has none and is
+//! compared exactly. A replaced vector gets its code anew with the chunk's centre as it was.
+
+use std::sync::Arc;
+
+use super::codes::{Codes, Rotation};
+
+/// Vectors per chunk: a write copies one chunk, a scan pays once per chunk.
+pub(crate) const CHUNK: usize = 256;
+
+#[derive(Debug, Clone)]
+pub(crate) struct VectorChunk {
+    vectors: Vec<f32>,
+    codes: Option<Codes>,
+}
+
+impl VectorChunk {
+    pub(crate) fn codes(&self) -> Option<&Codes> {
+        self.codes.as_ref()
+    }
+
+    pub(crate) fn vector(&self, at: usize, dimensions: usize) -> &[f32] {
+        self.vectors
+            .get(at * dimensions..(at + 1) * dimensions)
+            .unwrap_or(&[])
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Vectors {
+    dimensions: usize,
+    rotation: Arc<Rotation>,
+    chunks: Vec<Arc<VectorChunk>>,
+    len: usize,
+}
+
+impl Vectors {
+    pub(crate) fn new(dimensions: usize) -> Self {
+        Self {
+            dimensions,
+            rotation: Arc::new(Rotation::new(dimensions)),
+            chunks: Vec::new(),
+            len: 0,
+        }
+    }
+
+    /// Takes all vectors at once, a chunk's worth in each part, encoding them on several threads.
+    pub(crate) fn from_chunks(dimensions: usize, parts: Vec<Vec<f32>>, threads: usize) -> Self {
+        let mut all = Self::new(dimensions);
+        let rotation = all.rotation.clone();
+        let full = CHUNK * dimensions;
+        all.len = parts.iter().map(|part| part.len() / dimensions.max(1)).sum();
+        let encode = |vectors: Vec<f32>| {
+            let codes = (vectors.len() == full).then(|| Codes::encode(&vectors, &rotation));
+            Arc::new(VectorChunk { vectors, codes })
+        };
+        let share = parts.len().div_ceil(threads.max(1)).max(1);
+        let mut shares: Vec<Vec<Vec<f32>>> = Vec::new();
+        let mut parts = parts.into_iter().peekable();
+        while parts.peek().is_some() {
+            shares.push(parts.by_ref().take(share).collect());
+        }
+        all.chunks = std::thread::scope(|scope| {
+            let workers: Vec<_> = shares
+                .into_iter()
+                .map(|share| scope.spawn(|| share.into_iter().map(encode).collect::<Vec<_>>()))
+                .collect();
+            workers
+                .into_iter()
+                .flat_map(|worker| {
+                    worker
+                        .join()
+                        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                })
+                .collect()
+        });
+        all
+    }
+
+    pub(crate) fn dimensions(&self) -> usize {
+        self.dimensions
+    }
+
+    pub(crate) fn rotation(&self) -> &Rotation {
+        &self.rotation
+    }
+
+    pub(crate) fn chunks(&self) -> &[Arc<VectorChunk>] {
+        &self.chunks
+    }
+
+    pub(crate) fn get(&self, slot: u32) -> &[f32] {
+        let slot = slot as usize;
+        self.chunks
+            .get(slot / CHUNK)
+            .map_or(&[], |chunk| chunk.vector(slot % CHUNK, self.dimensions))
+    }
+
+    pub(crate) fn push(&mut self, vector: &[f32]) {
+        if self.len.is_multiple_of(CHUNK) {
+            self.chunks.push(Arc::new(VectorChunk {
+                vectors: Vec::new(),
+                codes: None,
+            }));
+        }
+        self.len += 1;
+        if let Some(last) = self.chunks.last_mut() {
+            let chunk = Arc::make_mut(last);
+            chunk.vectors.extend_from_slice(vector);
+            if self.len.is_multiple_of(CHUNK) {
+                chunk.codes = Some(Codes::encode(&chunk.vectors, &self.rotation));
+            }
+        }
+    }
+
+    pub(crate) fn set(&mut self, slot: u32, vector: &[f32]) {
+        let at = slot as usize % CHUNK;
+        let range = at * self.dimensions..(at + 1) * self.dimensions;
+        let Some(chunk) = self.chunks.get_mut(slot as usize / CHUNK) else {
+            return;
+        };
+        let chunk = Arc::make_mut(chunk);
+        if let Some(place) = chunk.vectors.get_mut(range) {
+            place.copy_from_slice(vector);
+        }
+        if let Some(codes) = &mut chunk.codes {
+            codes.set(at, vector, &self.rotation);
+        }
+    }
+}
+
+/// Makes a vector of length one, and tells the length it had. The caller has checked that it is
+/// made of finite numbers that are not all zero.
+pub(crate) fn normalise(vector: &mut [f32]) -> f32 {
+    // Scaled by the largest number first: squares of very large or small ones would not be finite.
+    let largest = vector.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+    if largest == 0.0 || !largest.is_finite() {
+        return 0.0;
+    }
+    let square: f64 = vector
+        .iter()
+        .map(|x| f64::from(x / largest) * f64::from(x / largest))
+        .sum();
+    let length = square.sqrt();
+    for x in vector.iter_mut() {
+        *x = (f64::from(*x / largest) / length) as f32;
+    }
+    (length * f64::from(largest)) as f32
+}

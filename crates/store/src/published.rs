@@ -1,0 +1,39 @@
+//! The snapshots that readers see.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use crate::index::Snapshot;
+
+/// The newest snapshot of each collection, by its id. The lock is held for pointer copies only.
+#[derive(Default)]
+pub(crate) struct Published {
+    snapshots: RwLock<HashMap<i64, Arc<Snapshot>>>,
+}
+
+impl Published {
+    pub(crate) fn new(snapshots: HashMap<i64, Arc<Snapshot>>) -> Self {
+        Self {
+            snapshots: RwLock::new(snapshots),
+        }
+    }
+
+    pub(crate) fn get(&self, collection: i64) -> Option<Arc<Snapshot>> {
+        let snapshots = self.snapshots.read().unwrap_or_else(PoisonError::into_inner);
+        snapshots.get(&collection).cloned()
+    }
+
+    /// `None` takes a collection away.
+    pub(crate) fn publish(&self, changes: HashMap<i64, Option<Arc<Snapshot>>>) {
+        // Old snapshots are freed after the lock is given back: that may take a while.
+        let mut replaced = Vec::with_capacity(changes.len());
+        let mut snapshots = self.snapshots.write().unwrap_or_else(PoisonError::into_inner);
+        for (collection, snapshot) in changes {
+            replaced.push(match snapshot {
+                Some(snapshot) => snapshots.insert(collection, snapshot),
+                None => snapshots.remove(&collection),
+            });
+        }
+        drop(snapshots);
+    }
+}

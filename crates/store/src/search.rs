@@ -1,0 +1,225 @@
+//! One search: filter, rank by meaning and by word, fuse, and fetch the documents.
+
+use std::time::Instant;
+
+use ragstone_core::analysis::analyze_query;
+use ragstone_core::fusion::{RankTrail, StageRank, fuse};
+use ragstone_core::store::{SearchHit, SearchOutcome, SearchRequest, StageTime};
+use ragstone_core::{Document, DocumentId, Metadata};
+use roaring::RoaringBitmap;
+use rusqlite::Connection;
+
+use crate::error::{Error, Result};
+use crate::index::Snapshot;
+use crate::index::dense::{Candidates, Neighbour, distance, nearest};
+use crate::index::kernel::dot;
+use crate::index::vectors::normalise;
+use crate::readers::View;
+
+/// How much deeper than the answer each ranking goes before the two are fused.
+const FUSION_DEPTH: usize = 4;
+const FUSION_AT_LEAST: usize = 100;
+
+/// A hit before its document is fetched.
+struct Ranked {
+    slot: u32,
+    distance: Option<f32>,
+    trail: RankTrail,
+}
+
+pub(crate) fn search(
+    connection: &Connection,
+    view: View,
+    mut request: SearchRequest,
+) -> Result<SearchOutcome> {
+    let mut clock = StageClock::default();
+    let snapshot = &view.snapshot;
+    if let Some(vector) = &mut request.vector {
+        normalise(vector);
+        let actual = vector.len();
+        if let Some(expected) = snapshot.dimensions().filter(|expected| *expected != actual) {
+            return Err(Error::DimensionMismatch {
+                collection: view.collection.name,
+                expected,
+                actual,
+            });
+        }
+    }
+    let candidates = clock.time("filter", || snapshot.matching(&request.filter));
+    let ranked = rank(snapshot, &candidates, &request, &mut clock);
+    let hits = clock.time("fetch", || {
+        ranked
+            .into_iter()
+            .map(|hit| {
+                Ok(SearchHit {
+                    document: fetch(connection, snapshot, hit.slot)?,
+                    distance: hit.distance,
+                    trail: hit.trail,
+                })
+            })
+            .collect::<Result<Vec<_>>>()
+    })?;
+    Ok(SearchOutcome {
+        hits,
+        collection: view.collection,
+        stages: clock.stages,
+    })
+}
+
+fn rank(
+    snapshot: &Snapshot,
+    candidates: &RoaringBitmap,
+    request: &SearchRequest,
+    clock: &mut StageClock,
+) -> Vec<Ranked> {
+    let limit = request.limit;
+    match (&request.vector, &request.text) {
+        (Some(vector), None) => clock
+            .time("dense", || {
+                dense(snapshot, candidates, vector, limit, request.max_distance)
+            })
+            .into_iter()
+            .enumerate()
+            .map(|(place, found)| Ranked {
+                slot: found.slot,
+                distance: Some(distance(found.similarity)),
+                trail: RankTrail {
+                    dense: Some(StageRank {
+                        rank: place + 1,
+                        score: dense_score(found.similarity),
+                    }),
+                    ..RankTrail::default()
+                },
+            })
+            .collect(),
+        (None, Some(text)) => clock
+            .time("keyword", || {
+                snapshot.keyword().search(&analyze_query(text), candidates, limit)
+            })
+            .into_iter()
+            .enumerate()
+            .map(|(place, (slot, score))| Ranked {
+                slot,
+                distance: None,
+                trail: RankTrail {
+                    keyword: Some(StageRank {
+                        rank: place + 1,
+                        score,
+                    }),
+                    ..RankTrail::default()
+                },
+            })
+            .collect(),
+        (Some(vector), Some(text)) => hybrid(snapshot, candidates, vector, text, request, clock),
+        (None, None) => Vec::new(),
+    }
+}
+
+fn dense(
+    snapshot: &Snapshot,
+    candidates: &RoaringBitmap,
+    vector: &[f32],
+    limit: usize,
+    max_distance: Option<f32>,
+) -> Vec<Neighbour> {
+    let Some(vectors) = snapshot.vectors() else {
+        return Vec::new();
+    };
+    let candidates = Candidates {
+        slots: candidates,
+        total: snapshot.slots(),
+    };
+    let mut found = nearest(vectors, vector, &candidates, limit);
+    if let Some(farthest) = max_distance {
+        found.retain(|neighbour| distance(neighbour.similarity) <= farthest);
+    }
+    found
+}
+
+fn hybrid(
+    snapshot: &Snapshot,
+    candidates: &RoaringBitmap,
+    vector: &[f32],
+    text: &str,
+    request: &SearchRequest,
+    clock: &mut StageClock,
+) -> Vec<Ranked> {
+    let depth = request.limit.saturating_mul(FUSION_DEPTH).max(FUSION_AT_LEAST);
+    let distance_of = |slot: u32| {
+        let similarity = snapshot
+            .vectors()
+            .map_or(0.0, |vectors| dot(vector, vectors.get(slot)));
+        distance(similarity)
+    };
+    let near_enough = |slot: u32| {
+        request
+            .max_distance
+            .is_none_or(|farthest| distance_of(slot) <= farthest)
+    };
+    let dense: Vec<(u32, f64)> = clock.time("dense", || {
+        dense(snapshot, candidates, vector, depth, request.max_distance)
+            .into_iter()
+            .map(|found| (found.slot, dense_score(found.similarity)))
+            .collect()
+    });
+    let keyword = clock.time("keyword", || {
+        let mut found = snapshot.keyword().search(&analyze_query(text), candidates, depth);
+        found.retain(|(slot, _)| near_enough(*slot));
+        found
+    });
+    clock.time("fusion", || {
+        fuse(&dense, &keyword, request.weights)
+            .into_iter()
+            .take(request.limit)
+            .map(|(slot, trail)| Ranked {
+                slot,
+                distance: Some(distance_of(slot)),
+                trail,
+            })
+            .collect()
+    })
+}
+
+/// The score clients see: one for the same direction, zero for the opposite one.
+fn dense_score(similarity: f32) -> f64 {
+    f64::from(1.0 - distance(similarity) / 2.0)
+}
+
+/// Reads the document of a slot.
+pub(crate) fn fetch(connection: &Connection, snapshot: &Snapshot, slot: u32) -> Result<Document> {
+    let rowid = snapshot
+        .rowid(slot)
+        .ok_or_else(|| Error::Damaged(format!("slot {slot} has no row")))?;
+    let (id, metadata, text) = connection
+        .prepare_cached("SELECT id, metadata, text FROM documents WHERE rowid = ?1")?
+        .query_row([rowid], |row| {
+            Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?, row.get(2)?))
+        })?;
+    document(id, &metadata, text)
+}
+
+pub(crate) fn document(id: String, metadata: &str, text: String) -> Result<Document> {
+    let metadata: Metadata = serde_json::from_str(metadata)?;
+    Ok(Document {
+        id: DocumentId::parse(id).map_err(|e| Error::Damaged(e.to_string()))?,
+        text,
+        metadata,
+    })
+}
+
+#[derive(Default)]
+struct StageClock {
+    stages: Vec<StageTime>,
+}
+
+impl StageClock {
+    fn time<T>(&mut self, stage: &'static str, work: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let outcome = work();
+        self.stages.push(StageTime {
+            stage,
+            took: start.elapsed(),
+        });
+        outcome
+    }
+}

@@ -1,0 +1,329 @@
+//! The embedded store as the rest of Ragstone sees it.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use async_trait::async_trait;
+use ragstone_core::store::{
+    DocumentBatch, DocumentPage, MetadataUpdate, Page, SearchOutcome, SearchRequest, Selection, Store,
+    StoreError, StoreHealth,
+};
+use ragstone_core::{Collection, CollectionName, Document, DocumentId, Filter, Metadata};
+use rusqlite::{Connection, OptionalExtension};
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+use crate::index::fields::FieldIndex;
+use crate::load::load_all;
+use crate::published::Published;
+use crate::readers::{ReadTransaction, Readers, View, view, view_all};
+use crate::schema::{DataDirectory, open_writer};
+use crate::search::{document, fetch, search};
+use crate::writer::{QueueLimits, Transaction, Writer, prepare};
+
+#[derive(Debug, Clone)]
+pub struct StoreOptions {
+    /// How many writes may wait; further ones are refused until some are done.
+    pub queued_writes: usize,
+    /// How many bytes of writes may wait.
+    pub queued_bytes: usize,
+    /// How many reads run at once; further ones wait for their turn.
+    pub readers: usize,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        Self {
+            queued_writes: 8192,
+            queued_bytes: 256 << 20,
+            readers: std::thread::available_parallelism().map_or(4, usize::from).max(2) * 2,
+        }
+    }
+}
+
+/// Collections, documents and records in one SQLite file, with the indexes in memory.
+pub struct SqliteStore {
+    published: Arc<Published>,
+    readers: Arc<Readers>,
+    writer: Writer,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    directory: DataDirectory,
+}
+
+impl SqliteStore {
+    /// Opens or creates the store in a data directory and loads its indexes. Blocks; a large store
+    /// takes a second or two.
+    pub fn open(directory: impl AsRef<Path>, options: StoreOptions) -> Result<Self> {
+        let directory = DataDirectory::open(directory.as_ref())?;
+        let connection = open_writer(&directory.database())?;
+        let published = Arc::new(Published::new(load_all(&directory.database())?));
+        let limits = QueueLimits {
+            jobs: options.queued_writes.max(1),
+            bytes: options.queued_bytes,
+        };
+        let (writer, thread) = Writer::start(connection, published.clone(), limits)?;
+        Ok(Self {
+            published,
+            readers: Arc::new(Readers::new(directory.database(), options.readers)),
+            writer,
+            thread: Mutex::new(Some(thread)),
+            directory,
+        })
+    }
+
+    /// Waits until freed space is given back and nothing that was deleted is left in any file. The
+    /// store does so by itself whenever it has been idle for a moment.
+    pub async fn flush(&self) -> Result<(), StoreError> {
+        Ok(self.writer.flush().await?)
+    }
+
+    /// Finishes the writes that were accepted, empties the log, and stops. Later calls fail.
+    pub async fn close(&self) -> Result<(), StoreError> {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(thread) = thread else {
+            return Ok(());
+        };
+        self.readers.close();
+        self.writer.stop();
+        let joined = tokio::task::spawn_blocking(move || thread.join()).await;
+        match joined {
+            Ok(Ok(())) => Ok(()),
+            _ => Err(Error::Worker("the writer".into()).into()),
+        }
+    }
+
+    /// Asks SQLite to check the whole file; empty means that all is well.
+    pub async fn integrity_check(&self) -> Result<Vec<String>, StoreError> {
+        Ok(self
+            .read(|connection| {
+                let mut check = connection.prepare("PRAGMA integrity_check")?;
+                let lines = check.query_map([], |row| row.get::<_, String>(0))?;
+                let mut problems = Vec::new();
+                for line in lines {
+                    let line = line?;
+                    if line != "ok" {
+                        problems.push(line);
+                    }
+                }
+                Ok(problems)
+            })
+            .await?)
+    }
+
+    pub(crate) async fn write<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        work: impl FnOnce(&mut Transaction<'_>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.writer.write(bytes, work).await
+    }
+
+    pub(crate) async fn read<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Connection) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.readers.read(work).await
+    }
+
+    /// Reads one collection, in one state.
+    async fn look<T: Send + 'static>(
+        &self,
+        name: &CollectionName,
+        work: impl FnOnce(&ReadTransaction<'_>, View) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (published, name) = (self.published.clone(), name.clone());
+        self.read(move |connection| {
+            let (transaction, view) = view(connection, &published, &name)?;
+            work(&transaction, view)
+        })
+        .await
+    }
+}
+
+impl Drop for SqliteStore {
+    fn drop(&mut self) {
+        let thread = self
+            .thread
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(thread) = thread {
+            self.writer.stop();
+            let _ = thread.join();
+        }
+    }
+}
+
+#[async_trait]
+impl Store for SqliteStore {
+    async fn create_collection(
+        &self,
+        name: &CollectionName,
+        metadata: Metadata,
+    ) -> Result<Collection, StoreError> {
+        let name = name.clone();
+        Ok(self
+            .write(1024, move |transaction| {
+                transaction.create_collection(name, metadata)
+            })
+            .await?)
+    }
+
+    async fn collections(&self) -> Result<Vec<Collection>, StoreError> {
+        let published = self.published.clone();
+        Ok(self
+            .read(move |connection| view_all(connection, &published))
+            .await?)
+    }
+
+    async fn collection(&self, name: &CollectionName) -> Result<Collection, StoreError> {
+        Ok(self.look(name, |_, view| Ok(view.collection)).await?)
+    }
+
+    async fn update_metadata(
+        &self,
+        name: &CollectionName,
+        metadata: Metadata,
+        update: MetadataUpdate,
+    ) -> Result<Metadata, StoreError> {
+        let name = name.clone();
+        Ok(self
+            .write(1024, move |transaction| {
+                transaction.update_metadata(&name, metadata, update)
+            })
+            .await?)
+    }
+
+    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StoreError> {
+        let name = name.clone();
+        Ok(self
+            .write(256, move |transaction| transaction.delete_collection(&name))
+            .await?)
+    }
+
+    async fn upsert(&self, name: &CollectionName, batch: DocumentBatch) -> Result<(), StoreError> {
+        let name = name.clone();
+        let for_name = name.clone();
+        let prepared = tokio::task::spawn_blocking(move || prepare(&for_name, batch))
+            .await
+            .map_err(|e| Error::Worker(e.to_string()))??;
+        Ok(self
+            .write(prepared.bytes, move |transaction| {
+                transaction.upsert(&name, prepared)
+            })
+            .await?)
+    }
+
+    async fn document(&self, name: &CollectionName, id: &DocumentId) -> Result<Option<Document>, StoreError> {
+        let (name, id) = (name.clone(), id.clone());
+        Ok(self
+            .read(move |connection| {
+                let row = connection
+                    .prepare_cached(
+                        "SELECT d.id, d.metadata, d.text FROM collections c
+                         LEFT JOIN documents d ON d.collection = c.id AND d.id = ?2 WHERE c.name = ?1",
+                    )?
+                    .query_row((name.as_str(), id.as_str()), |row| {
+                        Ok((
+                            row.get::<_, Option<String>>(0)?,
+                            row.get::<_, Option<String>>(1)?,
+                            row.get::<_, Option<String>>(2)?,
+                        ))
+                    })
+                    .optional()?;
+                match row {
+                    None => Err(Error::CollectionNotFound(name)),
+                    Some((Some(id), Some(metadata), Some(text))) => Ok(Some(document(id, &metadata, text)?)),
+                    Some(_) => Ok(None),
+                }
+            })
+            .await?)
+    }
+
+    async fn documents(
+        &self,
+        name: &CollectionName,
+        filter: &Filter,
+        page: Page,
+    ) -> Result<DocumentPage, StoreError> {
+        let filter = filter.clone();
+        Ok(self
+            .look(name, move |transaction, view| {
+                let slots = view.snapshot.matching(&filter);
+                let total = slots.len();
+                let first = u32::try_from(page.offset)
+                    .ok()
+                    .and_then(|offset| slots.select(offset));
+                let documents = match first {
+                    None => Vec::new(),
+                    Some(first) => slots
+                        .range(first..)
+                        .take(page.limit)
+                        .map(|slot| fetch(transaction.connection, &view.snapshot, slot))
+                        .collect::<Result<_>>()?,
+                };
+                Ok(DocumentPage { documents, total })
+            })
+            .await?)
+    }
+
+    async fn delete_documents(&self, name: &CollectionName, selection: Selection) -> Result<u64, StoreError> {
+        let name = name.clone();
+        let bytes = match &selection {
+            Selection::Ids(ids) => 64 * ids.len() + 256,
+            Selection::Matching(_) => 4096,
+        };
+        Ok(self
+            .write(bytes, move |transaction| {
+                transaction.delete_documents(&name, selection)
+            })
+            .await?)
+    }
+
+    async fn empty(&self, name: &CollectionName) -> Result<u64, StoreError> {
+        let name = name.clone();
+        Ok(self
+            .write(256, move |transaction| transaction.empty(&name))
+            .await?)
+    }
+
+    async fn metadata_values(&self, name: &CollectionName, field: &str) -> Result<Vec<Value>, StoreError> {
+        let field = field.to_owned();
+        Ok(self
+            .look(name, move |_, view| {
+                Ok(view
+                    .snapshot
+                    .fields()
+                    .get(&field)
+                    .map_or_else(Vec::new, FieldIndex::values))
+            })
+            .await?)
+    }
+
+    async fn search(
+        &self,
+        name: &CollectionName,
+        request: SearchRequest,
+    ) -> Result<SearchOutcome, StoreError> {
+        Ok(self
+            .look(name, move |transaction, view| {
+                search(transaction.connection, view, request)
+            })
+            .await?)
+    }
+
+    async fn health(&self) -> Result<StoreHealth, StoreError> {
+        let collections = self
+            .read(|connection| {
+                Ok(connection
+                    .prepare_cached("SELECT count(*) FROM collections WHERE name NOT LIKE '.%'")?
+                    .query_row([], |row| row.get(0))?)
+            })
+            .await?;
+        Ok(StoreHealth {
+            collections,
+            storage_bytes: self.directory.storage_bytes(),
+        })
+    }
+}

@@ -1,0 +1,292 @@
+//! The one writer: a thread that owns the only connection that writes.
+//!
+//! Whatever is queued becomes one transaction, each piece of work in a savepoint of its own, so
+//! that one failing does not spoil the others. The snapshots of the new state are ready before the
+//! commit; they are published right after it, and only then is anybody told that their write is
+//! done. When nothing is queued the thread gives freed pages back to the file system and empties
+//! the write-ahead log, which is where deleted text could otherwise linger.
+
+mod collections;
+mod documents;
+mod records;
+mod transaction;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rusqlite::Connection;
+use tokio::sync::oneshot;
+
+use crate::error::{Error, Result};
+use crate::published::Published;
+pub(crate) use documents::prepare;
+pub(crate) use transaction::Transaction;
+
+/// One transaction takes at most this much, so that nobody waits long for its commit.
+const BATCH_JOBS: usize = 4096;
+const BATCH_BYTES: usize = 32 << 20;
+/// How long the queue is empty before the thread tidies up.
+const IDLE: Duration = Duration::from_millis(100);
+
+/// Tells the caller, once the outcome of the whole transaction is known.
+type Finish = Box<dyn FnOnce(Result<(), &Error>) + Send>;
+
+struct Job {
+    bytes: usize,
+    run: Box<dyn FnOnce(&mut Transaction<'_>) -> Finish + Send>,
+}
+
+enum Message {
+    Job(Job),
+    /// Tidy up now and tell when it is done.
+    Flush(oneshot::Sender<Result<()>>),
+    Stop,
+}
+
+/// How much may wait to be written.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct QueueLimits {
+    pub(crate) jobs: usize,
+    pub(crate) bytes: usize,
+}
+
+pub(crate) struct Writer {
+    queue: SyncSender<Message>,
+    queued_bytes: Arc<AtomicUsize>,
+    limits: QueueLimits,
+}
+
+impl Writer {
+    pub(crate) fn start(
+        connection: Connection,
+        published: Arc<Published>,
+        limits: QueueLimits,
+    ) -> Result<(Self, JoinHandle<()>)> {
+        let (queue, messages) = sync_channel(limits.jobs);
+        let queued_bytes = Arc::new(AtomicUsize::new(0));
+        let record_clock = connection.query_row("SELECT now FROM record_clock", [], |row| row.get(0))?;
+        let mut thread = WriterThread {
+            connection,
+            published,
+            queued_bytes: queued_bytes.clone(),
+            record_clock,
+            untidy: true,
+        };
+        let handle = std::thread::Builder::new()
+            .name("ragstone-writer".into())
+            .spawn(move || thread.run(&messages))
+            .map_err(|e| Error::Worker(e.to_string()))?;
+        let writer = Self {
+            queue,
+            queued_bytes,
+            limits,
+        };
+        Ok((writer, handle))
+    }
+
+    /// Queues work and waits until it is durable. `bytes` is about what it holds in memory.
+    pub(crate) async fn write<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        work: impl FnOnce(&mut Transaction<'_>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (answer, answered) = oneshot::channel();
+        let run = Box::new(move |transaction: &mut Transaction<'_>| -> Finish {
+            let outcome = transaction.step(work);
+            Box::new(move |committed| {
+                let outcome = committed.map_err(rolled_back).and(outcome);
+                // Whoever asked may have gone away; the write is done all the same.
+                let _ = answer.send(outcome);
+            })
+        });
+        let before = self.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
+        // A single batch larger than the bound is let through when nothing else waits.
+        let full = before > 0 && before + bytes > self.limits.bytes;
+        let sent = if full {
+            Err(Error::QueueFull)
+        } else {
+            self.send(Message::Job(Job { bytes, run }))
+        };
+        if let Err(error) = sent {
+            self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            return Err(error);
+        }
+        answered.await.unwrap_or(Err(Error::Closed))
+    }
+
+    /// Waits until freed space and the log are tidied up, as they are when the store is idle.
+    pub(crate) async fn flush(&self) -> Result<()> {
+        let (answer, answered) = oneshot::channel();
+        self.send(Message::Flush(answer))?;
+        answered.await.unwrap_or(Err(Error::Closed))
+    }
+
+    /// Work accepted so far is still done.
+    pub(crate) fn stop(&self) {
+        // Blocking only while the queue is full, and the thread is emptying it.
+        let _ = self.queue.send(Message::Stop);
+    }
+
+    fn send(&self, message: Message) -> Result<()> {
+        self.queue.try_send(message).map_err(|e| match e {
+            TrySendError::Full(_) => Error::QueueFull,
+            TrySendError::Disconnected(_) => Error::Closed,
+        })
+    }
+}
+
+fn rolled_back(error: &Error) -> Error {
+    match error {
+        Error::DiskFull => Error::DiskFull,
+        other => Error::RolledBack(other.to_string()),
+    }
+}
+
+struct WriterThread {
+    connection: Connection,
+    published: Arc<Published>,
+    queued_bytes: Arc<AtomicUsize>,
+    record_clock: i64,
+    /// Something was written since the last tidying.
+    untidy: bool,
+}
+
+impl WriterThread {
+    fn run(&mut self, messages: &Receiver<Message>) {
+        let mut stopping = false;
+        while !stopping {
+            let message = if self.untidy {
+                match messages.recv_timeout(IDLE) {
+                    Ok(message) => message,
+                    Err(RecvTimeoutError::Timeout) => {
+                        self.tidy_slice();
+                        continue;
+                    }
+                    Err(RecvTimeoutError::Disconnected) => break,
+                }
+            } else {
+                match messages.recv() {
+                    Ok(message) => message,
+                    Err(_) => break,
+                }
+            };
+            stopping = self.take(message, messages);
+        }
+        if let Err(error) = self.tidy() {
+            tracing::warn!(%error, "could not empty the write-ahead log on shutdown");
+        }
+    }
+
+    /// Commits a message's job with all others that wait, and returns whether to stop.
+    fn take(&mut self, first: Message, messages: &Receiver<Message>) -> bool {
+        let mut jobs = Vec::new();
+        let mut bytes = 0;
+        let mut next = Some(first);
+        let mut flush = None;
+        let mut stop = false;
+        while let Some(message) = next.take() {
+            match message {
+                Message::Job(job) => {
+                    bytes += job.bytes;
+                    jobs.push(job);
+                    if jobs.len() < BATCH_JOBS && bytes < BATCH_BYTES {
+                        next = messages.try_recv().ok();
+                    }
+                }
+                Message::Flush(answer) => flush = Some(answer),
+                Message::Stop => stop = true,
+            }
+        }
+        if !jobs.is_empty() {
+            self.commit(jobs);
+            self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
+        if let Some(answer) = flush {
+            let _ = answer.send(self.tidy());
+        }
+        stop
+    }
+
+    fn commit(&mut self, jobs: Vec<Job>) {
+        self.untidy = true;
+        let mut finishes: Vec<Finish> = Vec::with_capacity(jobs.len());
+        let outcome = Transaction::begin(&self.connection, &self.published, &mut self.record_clock).and_then(
+            |mut transaction| {
+                for job in jobs {
+                    finishes.push((job.run)(&mut transaction));
+                }
+                transaction.commit()
+            },
+        );
+        let outcome = match outcome {
+            Ok(changes) => {
+                self.published.publish(changes);
+                Ok(())
+            }
+            Err(error) => {
+                tracing::error!(%error, "a transaction was rolled back");
+                Err(error)
+            }
+        };
+        for finish in finishes {
+            finish(outcome.as_ref().map(|_| ()));
+        }
+    }
+
+    /// A little of the tidying; more follows while the store stays idle.
+    fn tidy_slice(&mut self) {
+        const PAGES: i64 = 4096;
+        let outcome = self
+            .vacuum(PAGES)
+            .and_then(|left| if left == 0 { self.empty_log() } else { Ok(false) });
+        match outcome {
+            Ok(done) => self.untidy = !done,
+            Err(error) => {
+                tracing::warn!(%error, "could not tidy up the database");
+                self.untidy = false;
+            }
+        }
+    }
+
+    fn tidy(&mut self) -> Result<()> {
+        self.vacuum(i64::from(i32::MAX))?;
+        // A reader may hold on to the log for a moment.
+        for _ in 0..100 {
+            if self.empty_log()? {
+                self.untidy = false;
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// Gives up to so many free pages back, and returns how many are left.
+    fn vacuum(&self, pages: i64) -> Result<i64> {
+        let free = |connection: &Connection| -> Result<i64> {
+            Ok(connection.query_row("PRAGMA freelist_count", [], |row| row.get(0))?)
+        };
+        if free(&self.connection)? == 0 {
+            return Ok(0);
+        }
+        self.connection
+            .prepare(&format!("PRAGMA incremental_vacuum({pages})"))?
+            .query([])
+            .and_then(|mut rows| {
+                while rows.next()?.is_some() {}
+                Ok(())
+            })?;
+        free(&self.connection)
+    }
+
+    /// Moves the log into the database and cuts it to nothing; `false` if a reader still needs it.
+    fn empty_log(&self) -> Result<bool> {
+        let busy: i64 = self
+            .connection
+            .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))?;
+        Ok(busy == 0)
+    }
+}
