@@ -1,1 +1,25 @@
-//! Everything reached over the network: embedding APIs and RAG backends
+//! Everything Ragstone reaches over the network: embedding APIs, chat APIs and RAG backends.
+//!
+//! All of it goes through one HTTP client, [`http::ServiceClient`]: a deadline for every call,
+//! retries of what is worth retrying, a circuit breaker, limits on answers, redirects and
+//! addresses, and credentials that never show. On top of it there are three families, each with a
+//! function that makes one from its configuration:
+//!
+//! * [`embedding`]: embedders for OpenAI, Google and Ollama, and the client side of the embedding
+//!   service contract;
+//! * [`chat`]: chat models for OpenAI-compatible services, Anthropic, Gemini and Ollama;
+//! * [`rag`]: RAG backends behind [`ragstone_core::provider::RagProvider`], listed in a
+//!   [`rag::Registry`] with their capabilities and connection schemas.
+//!
+//! [`config`] holds the structures of the configuration file that concern them.
+
+pub mod chat;
+pub mod config;
+pub mod embedding;
+mod error;
+pub mod http;
+pub mod rag;
+#[cfg(feature = "conformance")]
+pub mod testing;
+
+pub use error::ConfigError;

@@ -1,0 +1,81 @@
+//! Services that speak the OpenAI chat protocol: requests and answers pass through as they are.
+
+use async_trait::async_trait;
+use futures::StreamExt;
+use ragstone_core::chat::{ChatError, ChatModel, ChatRequest, ChatStream};
+use serde_json::Value;
+
+use super::sse;
+use crate::http::{Call, ServiceClient};
+
+#[derive(Debug)]
+pub(super) struct OpenAiChat {
+    pub(super) client: ServiceClient,
+    pub(super) model: String,
+}
+
+impl OpenAiChat {
+    fn call(&self, request: ChatRequest, stream: bool) -> Call {
+        let mut body = request.into_json(&self.model);
+        if stream || body.contains_key("stream") {
+            body.insert("stream".into(), stream.into());
+        }
+        Call::post("chat/completions").json(&body)
+    }
+}
+
+#[async_trait]
+impl ChatModel for OpenAiChat {
+    fn provider(&self) -> &str {
+        self.client.service()
+    }
+
+    fn model(&self) -> &str {
+        &self.model
+    }
+
+    async fn complete(&self, request: ChatRequest) -> Result<Value, ChatError> {
+        let answer: Value = self.client.call_json(self.call(request, false)).await?;
+        if !answer.get("choices").is_some_and(Value::is_array) {
+            return Err(self.client.bad_answer("it has no 'choices'").into());
+        }
+        Ok(answer)
+    }
+
+    async fn stream(&self, request: ChatRequest) -> Result<ChatStream, ChatError> {
+        let bytes = self.client.open(self.call(request, true)).await?;
+        let client = self.client.clone();
+        let mut finished = false;
+        let events = sse::events(bytes, client.clone());
+        // Not every service ends with `[DONE]`, but all say why they finished.
+        let end = sse::Event {
+            name: String::new(),
+            data: String::new(),
+        };
+        Ok(events
+            .chain(futures::stream::once(async move { Ok(end) }))
+            .map(move |event| {
+                let event = event?;
+                if event.data == "[DONE]" {
+                    finished = true;
+                    return Ok(None);
+                }
+                if event.data.is_empty() {
+                    return match finished {
+                        true => Ok(None),
+                        false => Err(client.bad_answer("the stream ended before the answer did").into()),
+                    };
+                }
+                let chunk: Value = sse::json(&client, &event)?;
+                if let Some(message) = chunk.pointer("/error/message").and_then(Value::as_str) {
+                    return Err(client.bad_answer(message).into());
+                }
+                finished |= chunk
+                    .pointer("/choices/0/finish_reason")
+                    .is_some_and(Value::is_string);
+                Ok(Some(chunk))
+            })
+            .filter_map(async |chunk: Result<Option<Value>, ChatError>| chunk.transpose())
+            .boxed())
+    }
+}

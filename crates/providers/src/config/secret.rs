@@ -1,0 +1,107 @@
+//! Keys and tokens in a configuration.
+
+use secrecy::{ExposeSecret, SecretString};
+use serde::{Deserialize, Deserializer};
+
+use crate::error::ConfigError;
+
+/// Where `${NAME}` is looked up.
+pub type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// The variables of this process.
+pub fn process_environment(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+/// A key or token as written in the configuration, `${NAME}` included. It is looked up when it is
+/// needed, so that a missing variable is an error of the one service that wants it.
+#[derive(Debug, Clone)]
+pub struct Secret(SecretString);
+
+impl Secret {
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(SecretString::from(text.into()))
+    }
+
+    /// The secret itself; `None` for an empty one. `field` is where it stands, for the error message.
+    pub fn resolve(&self, field: &str, env: Environment) -> Result<Option<SecretString>, ConfigError> {
+        let text = interpolate(self.0.expose_secret(), field, env)?;
+        Ok((!text.is_empty()).then(|| SecretString::from(text)))
+    }
+}
+
+impl<'de> Deserialize<'de> for Secret {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // The derived message for a number or a list would repeat it.
+        serde_json::Value::deserialize(deserializer)
+            .ok()
+            .and_then(|value| value.as_str().map(Self::new))
+            .ok_or_else(|| serde::de::Error::custom("must be a string"))
+    }
+}
+
+impl schemars::JsonSchema for Secret {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Secret".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({"type": "string", "format": "password", "writeOnly": true})
+    }
+}
+
+/// Replaces every `${NAME}` by the variable's value. A variable that is not set is an error naming it.
+pub fn interpolate(text: &str, field: &str, env: Environment) -> Result<String, ConfigError> {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("${") {
+        let (name, after) = after
+            .split_once('}')
+            .ok_or_else(|| ConfigError::field(field, "'${' without a closing '}'"))?;
+        let value = env(name).ok_or_else(|| ConfigError::MissingVariable {
+            field: field.to_owned(),
+            variable: name.to_owned(),
+        })?;
+        out.push_str(before);
+        out.push_str(&value);
+        rest = after;
+    }
+    out.push_str(rest);
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn env(name: &str) -> Option<String> {
+        (name == "KEY").then(|| "k-1".to_owned())
+    }
+
+    #[test]
+    fn variables_are_put_in() {
+        assert_eq!(interpolate("${KEY}", "f", &env).unwrap(), "k-1");
+        assert_eq!(interpolate("a ${KEY}b$c", "f", &env).unwrap(), "a k-1b$c");
+        assert_eq!(interpolate("plain", "f", &env).unwrap(), "plain");
+    }
+
+    #[test]
+    fn a_missing_variable_is_named() {
+        let error = Secret::new("${NOPE}").resolve("providers.x.apiKey", &env).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "providers.x.apiKey: the environment variable 'NOPE' is not set"
+        );
+        assert!(interpolate("${KEY", "f", &env).is_err());
+    }
+
+    #[test]
+    fn a_secret_of_another_type_is_refused_without_showing_it() {
+        let error = serde_json::from_str::<Secret>("31337").unwrap_err().to_string();
+        assert!(error.contains("must be a string") && !error.contains("31337"), "{error}");
+    }
+}

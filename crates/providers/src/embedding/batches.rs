@@ -1,0 +1,61 @@
+//! Splitting a request along the limits of an API.
+
+use ragstone_core::model::{EmbedInput, ModelError};
+
+/// What an API takes in one request.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct BatchLimits {
+    pub(super) texts: usize,
+    /// No token is shorter than a byte, so a limit on tokens holds when bytes keep to it.
+    pub(super) bytes: usize,
+}
+
+pub(super) fn into_texts(inputs: Vec<EmbedInput>, provider: &str) -> Result<Vec<String>, ModelError> {
+    inputs
+        .into_iter()
+        .map(|input| match input {
+            EmbedInput::Text(text) => Ok(text),
+            EmbedInput::Tokens(_) => Err(ModelError::InvalidInput(format!(
+                "provider '{provider}' embeds texts, not token ids"
+            ))),
+        })
+        .collect()
+}
+
+/// Consecutive runs within the limits. A text that is too long by itself is a run of its own: what
+/// to do with it is for the API to say.
+pub(super) fn split(texts: &[String], limits: BatchLimits) -> Vec<&[String]> {
+    let mut batches = Vec::new();
+    let (mut start, mut bytes) = (0, 0_usize);
+    for (index, text) in texts.iter().enumerate() {
+        let full = index - start >= limits.texts || bytes + text.len() > limits.bytes;
+        if full && index > start {
+            batches.push(&texts[start..index]);
+            (start, bytes) = (index, 0);
+        }
+        bytes += text.len();
+    }
+    if start < texts.len() {
+        batches.push(&texts[start..]);
+    }
+    batches
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sizes(lengths: &[usize], limits: BatchLimits) -> Vec<usize> {
+        let texts: Vec<String> = lengths.iter().map(|n| "x".repeat(*n)).collect();
+        split(&texts, limits).iter().map(|batch| batch.len()).collect()
+    }
+
+    #[test]
+    fn batches_keep_to_both_limits() {
+        let limits = BatchLimits { texts: 3, bytes: 10 };
+        assert_eq!(sizes(&[1; 7], limits), [3, 3, 1]);
+        assert_eq!(sizes(&[6, 4, 1, 10, 1], limits), [2, 1, 1, 1]);
+        assert_eq!(sizes(&[50, 1, 50], limits), [1, 1, 1]);
+        assert_eq!(sizes(&[], limits), [0_usize; 0]);
+    }
+}

@@ -1,0 +1,121 @@
+//! The client side of the embedding service contract: an external service that embeds the chunks of
+//! a knowledge base.
+//!
+//! Chunks that are known already must not be sent; that is for the caller, who keeps the ledger.
+//! What the service answers is checked here: each chunk that was sent is embedded once or, where the
+//! service itself found it to be a duplicate, skipped once, and nothing else comes back.
+
+use std::collections::HashMap;
+
+use ragstone_core::Metadata;
+use ragstone_core::provider::CallError;
+use serde::{Deserialize, Serialize};
+
+use super::vectors;
+use crate::http::{Call, ServiceClient};
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ContractRequest {
+    pub knowledgebase_id: String,
+    pub chunks: Vec<Chunk>,
+    /// The service's default model where it is absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model_id: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Chunk {
+    pub chunk_id: String,
+    pub content: String,
+    pub content_hash: String,
+    #[serde(default, skip_serializing_if = "Metadata::is_empty")]
+    pub metadata: Metadata,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ChunkEmbedding {
+    pub embedding_id: String,
+    pub chunk_id: String,
+    pub knowledgebase_id: String,
+    pub content_hash: String,
+    pub model_id: String,
+    pub model_version: String,
+    pub vector_dimension: usize,
+    pub vector: Vec<f32>,
+}
+
+/// A chunk the service had embedded before, or that came twice.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SkippedChunk {
+    pub chunk_id: String,
+    pub embedding_id: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct ContractAnswer {
+    pub embeddings: Vec<ChunkEmbedding>,
+    #[serde(default)]
+    pub skipped: Vec<SkippedChunk>,
+}
+
+#[derive(Debug, Clone)]
+pub struct ContractClient(ServiceClient);
+
+impl ContractClient {
+    pub fn new(client: ServiceClient) -> Self {
+        Self(client)
+    }
+
+    /// Embeds chunks; of no chunks, without asking the service.
+    pub async fn embed_chunks(&self, request: &ContractRequest) -> Result<ContractAnswer, CallError> {
+        if request.chunks.is_empty() {
+            return Ok(ContractAnswer {
+                embeddings: Vec::new(),
+                skipped: Vec::new(),
+            });
+        }
+        let answer = self.0.call_json(Call::post("embeddings").json(request)).await?;
+        check(request, &answer).map_err(|reason| self.0.bad_answer(reason))?;
+        Ok(answer)
+    }
+}
+
+fn check(request: &ContractRequest, answer: &ContractAnswer) -> Result<(), String> {
+    let mut open: HashMap<&str, &Chunk> = request
+        .chunks
+        .iter()
+        .map(|chunk| (chunk.chunk_id.as_str(), chunk))
+        .collect();
+    let mut one_model: Option<(&str, &str, usize)> = None;
+    for embedding in &answer.embeddings {
+        let id = &embedding.chunk_id;
+        let chunk = open
+            .remove(id.as_str())
+            .ok_or_else(|| format!("chunk '{id}' was not sent, or comes twice"))?;
+        if embedding.knowledgebase_id != request.knowledgebase_id {
+            return Err(format!("chunk '{id}' comes with another knowledgebase_id"));
+        }
+        if embedding.content_hash != chunk.content_hash {
+            return Err(format!("chunk '{id}' comes with another content_hash"));
+        }
+        if request.model_id.as_ref().is_some_and(|wanted| *wanted != embedding.model_id) {
+            return Err(format!("chunk '{id}' comes with another model_id"));
+        }
+        if embedding.embedding_id.is_empty() || embedding.model_id.is_empty() || embedding.model_version.is_empty() {
+            return Err(format!("chunk '{id}' comes without embedding_id, model_id or model_version"));
+        }
+        vectors::check(&embedding.vector, embedding.vector_dimension)?;
+        let model = (embedding.model_id.as_str(), embedding.model_version.as_str(), embedding.vector_dimension);
+        if *one_model.get_or_insert(model) != model {
+            return Err("its embeddings are of more than one model".to_owned());
+        }
+    }
+    for skipped in &answer.skipped {
+        open.remove(skipped.chunk_id.as_str())
+            .ok_or_else(|| format!("chunk '{}' was not sent, or comes twice", skipped.chunk_id))?;
+    }
+    match open.len() {
+        0 => Ok(()),
+        missing => Err(format!("{missing} of {} chunks are missing", request.chunks.len())),
+    }
+}

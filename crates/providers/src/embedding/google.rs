@@ -1,0 +1,85 @@
+//! The embeddings API of Google's Gemini.
+
+use async_trait::async_trait;
+use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, ModelInfo, Role};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::batches::{self, BatchLimits};
+use super::vectors;
+use crate::http::{Call, ServiceClient};
+
+/// A batch holds at most 100 requests.
+const LIMITS: BatchLimits = BatchLimits {
+    texts: 100,
+    bytes: 1 << 20,
+};
+
+#[derive(Debug)]
+pub(super) struct GoogleEmbedder {
+    client: ServiceClient,
+    info: ModelInfo,
+    /// The name as the API wants it, `models/…`.
+    model: String,
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    embeddings: Vec<Values>,
+}
+
+#[derive(Deserialize)]
+struct Values {
+    values: Vec<f32>,
+}
+
+impl GoogleEmbedder {
+    pub(super) fn new(client: ServiceClient, info: ModelInfo) -> Self {
+        let model = if info.name.starts_with("models/") {
+            info.name.clone()
+        } else {
+            format!("models/{}", info.name)
+        };
+        Self { client, info, model }
+    }
+
+    async fn embed_batch(&self, texts: &[String], role: Role) -> Result<Vec<Embedding>, ModelError> {
+        let task = match role {
+            Role::Query => "RETRIEVAL_QUERY",
+            Role::Passage => "RETRIEVAL_DOCUMENT",
+        };
+        let requests: Vec<Value> = texts
+            .iter()
+            .map(|text| {
+                json!({
+                    "model": self.model,
+                    "content": {"parts": [{"text": text}]},
+                    "taskType": task,
+                    "outputDimensionality": self.info.identity.dimensions,
+                })
+            })
+            .collect();
+        let call = Call::post(format!("{}:batchEmbedContents", self.model)).json(&json!({"requests": requests}));
+        let answer: Answer = self.client.call_json(call).await.map_err(vectors::model_error)?;
+        // The answer is in the order of the requests and counts no tokens.
+        let values = answer.embeddings.into_iter().map(|e| e.values).collect();
+        vectors::finish(values, texts, 0, &self.info)
+            .map_err(|reason| vectors::model_error(self.client.bad_answer(reason)))
+    }
+}
+
+#[async_trait]
+impl Embedder for GoogleEmbedder {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    async fn embed(&self, inputs: Vec<EmbedInput>, role: Role) -> Result<Vec<Embedding>, ModelError> {
+        let texts = batches::into_texts(inputs, self.client.service())?;
+        let mut embeddings = Vec::with_capacity(texts.len());
+        for batch in batches::split(&texts, LIMITS) {
+            embeddings.extend(self.embed_batch(batch, role).await?);
+        }
+        Ok(embeddings)
+    }
+}

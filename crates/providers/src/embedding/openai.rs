@@ -1,0 +1,122 @@
+//! The embeddings API of OpenAI, which Ollama and many others speak too.
+
+use async_trait::async_trait;
+use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, ModelInfo, Role};
+use serde::{Deserialize, Serialize};
+
+use super::batches::{self, BatchLimits};
+use super::vectors;
+use crate::http::{Call, ServiceClient};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Flavour {
+    OpenAi,
+    Ollama,
+}
+
+impl Flavour {
+    fn limits(self) -> BatchLimits {
+        match self {
+            // 2,048 inputs and 300,000 tokens.
+            Self::OpenAi => BatchLimits {
+                texts: 2048,
+                bytes: 300_000,
+            },
+            // No limit of its own; small enough that one call ends well within its deadline.
+            Self::Ollama => BatchLimits {
+                texts: 64,
+                bytes: 128 << 10,
+            },
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct OpenAiEmbedder {
+    client: ServiceClient,
+    info: ModelInfo,
+    flavour: Flavour,
+}
+
+#[derive(Serialize)]
+struct Request<'a> {
+    model: &'a str,
+    input: &'a [String],
+    dimensions: usize,
+    encoding_format: &'static str,
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    data: Vec<Item>,
+    #[serde(default)]
+    usage: Usage,
+}
+
+#[derive(Deserialize)]
+struct Item {
+    index: usize,
+    embedding: Vec<f32>,
+}
+
+#[derive(Default, Deserialize)]
+struct Usage {
+    #[serde(default)]
+    prompt_tokens: usize,
+}
+
+impl OpenAiEmbedder {
+    pub(super) fn new(client: ServiceClient, info: ModelInfo, flavour: Flavour) -> Self {
+        Self {
+            client,
+            info,
+            flavour,
+        }
+    }
+
+    async fn embed_batch(&self, texts: &[String]) -> Result<Vec<Embedding>, ModelError> {
+        let call = Call::post("embeddings").json(&Request {
+            model: &self.info.name,
+            input: texts,
+            dimensions: self.info.identity.dimensions,
+            encoding_format: "float",
+        });
+        let answer: Answer = self.client.call_json(call).await.map_err(vectors::model_error)?;
+        let tokens = answer.usage.prompt_tokens;
+        in_order(answer.data, texts.len())
+            .and_then(|in_order| vectors::finish(in_order, texts, tokens, &self.info))
+            .map_err(|reason| vectors::model_error(self.client.bad_answer(reason)))
+    }
+}
+
+/// The API does not promise an order, it numbers: every number must be there once.
+fn in_order(items: Vec<Item>, count: usize) -> Result<Vec<Vec<f32>>, String> {
+    if items.len() != count {
+        return Err(format!("{} vectors for {count} texts", items.len()));
+    }
+    let mut slots: Vec<Option<Vec<f32>>> = vec![None; count];
+    for item in items {
+        match slots.get_mut(item.index) {
+            Some(slot @ None) => *slot = Some(item.embedding),
+            Some(Some(_)) => return Err(format!("index {} comes twice", item.index)),
+            None => return Err(format!("index {} for {count} texts", item.index)),
+        }
+    }
+    Ok(slots.into_iter().flatten().collect())
+}
+
+#[async_trait]
+impl Embedder for OpenAiEmbedder {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    async fn embed(&self, inputs: Vec<EmbedInput>, _: Role) -> Result<Vec<Embedding>, ModelError> {
+        let texts = batches::into_texts(inputs, self.client.service())?;
+        let mut embeddings = Vec::with_capacity(texts.len());
+        for batch in batches::split(&texts, self.flavour.limits()) {
+            embeddings.extend(self.embed_batch(batch).await?);
+        }
+        Ok(embeddings)
+    }
+}

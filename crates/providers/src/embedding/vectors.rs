@@ -1,0 +1,99 @@
+//! Checking what an API calls an embedding, and what its refusals mean.
+
+use std::time::Duration;
+
+use ragstone_core::document::check_vector;
+use ragstone_core::model::{Embedding, ModelError, ModelInfo};
+use ragstone_core::provider::CallError;
+
+/// A vector of the right width, made of finite numbers, not all zeros; or the reason why not.
+pub(super) fn check(vector: &[f32], dimensions: usize) -> Result<(), String> {
+    if vector.len() != dimensions {
+        return Err(format!(
+            "a vector has {} numbers where {dimensions} are configured",
+            vector.len()
+        ));
+    }
+    check_vector(vector).map_err(|e| e.to_string())
+}
+
+/// Checks the vectors of one batch, in order, and shares the tokens that were counted for all of it
+/// out among the texts by their length.
+pub(super) fn finish(
+    vectors: Vec<Vec<f32>>,
+    texts: &[String],
+    tokens: usize,
+    info: &ModelInfo,
+) -> Result<Vec<Embedding>, String> {
+    if vectors.len() != texts.len() {
+        return Err(format!("{} vectors for {} texts", vectors.len(), texts.len()));
+    }
+    let all_bytes: usize = texts.iter().map(String::len).sum();
+    let (mut bytes, mut shared) = (0, 0);
+    vectors
+        .into_iter()
+        .zip(texts)
+        .map(|(vector, text)| {
+            check(&vector, info.identity.dimensions)?;
+            bytes += text.len();
+            let until_here = tokens * bytes / all_bytes.max(1);
+            let own = until_here - shared;
+            shared = until_here;
+            Ok(Embedding {
+                vector,
+                tokens: own,
+                truncated: false,
+            })
+        })
+        .collect()
+}
+
+/// What a failed call means for whoever wanted the embedding. The message names the provider.
+pub(super) fn model_error(error: CallError) -> ModelError {
+    let message = error.to_string();
+    match error {
+        CallError::Answered(answer) => match answer.status {
+            429 => ModelError::Overloaded {
+                retry_after: answer.retry_after.unwrap_or(Duration::from_secs(1)),
+            },
+            400 | 413 | 422 => ModelError::InvalidInput(message),
+            401 | 403 => ModelError::Failed(format!("{message} (is its apiKey right?)")),
+            500.. => ModelError::Unavailable(message),
+            _ => ModelError::Failed(message),
+        },
+        CallError::Unreachable { .. } | CallError::DeadlineExceeded { .. } | CallError::CircuitOpen { .. } => {
+            ModelError::Unavailable(message)
+        }
+        CallError::TooLarge { .. } | CallError::BadAnswer { .. } => ModelError::Failed(message),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ragstone_core::model::ModelIdentity;
+
+    #[test]
+    fn tokens_are_shared_out_without_loss() {
+        let info = ModelInfo {
+            identity: ModelIdentity {
+                id: "m".into(),
+                version: "1".into(),
+                dimensions: 1,
+            },
+            name: "m".into(),
+            max_tokens: None,
+        };
+        let texts = ["aaaa".to_owned(), "b".to_owned(), "cc".to_owned()];
+        let done = finish(vec![vec![1.0]; 3], &texts, 10, &info).unwrap();
+        assert_eq!(done.iter().map(|e| e.tokens).sum::<usize>(), 10);
+        assert!(done[0].tokens > done[1].tokens);
+    }
+
+    #[test]
+    fn vectors_that_cannot_be_right_are_refused() {
+        assert!(check(&[1.0, 2.0], 3).unwrap_err().contains("2 numbers where 3"));
+        assert!(check(&[f32::INFINITY], 1).is_err());
+        assert!(check(&[0.0], 1).is_err());
+    }
+}

@@ -1,0 +1,224 @@
+//! Which addresses may be connected to.
+//!
+//! A URL that the operator wrote into the configuration names its host: that host is meant, private
+//! or not. What must not happen is that a name leads somewhere nobody named: to a metadata service on
+//! a link-local address, or, for a URL that came in over the API, into the private network.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use reqwest::Url;
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum AddressRule {
+    /// The URL comes from the operator. An address written in it is allowed, whatever it is, and so
+    /// is `localhost`; a name may lead to any address but a link-local one.
+    #[default]
+    Configured,
+    /// As before, but names must lead to public addresses.
+    PublicNames,
+    /// The URL comes from a client. Only public addresses, also when written as one, except for the
+    /// hosts that the operator's own configuration names.
+    Foreign { allowed_hosts: Vec<String> },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    Public,
+    Private,
+    /// Link-local, where metadata services live, and addresses no service can have.
+    Never,
+}
+
+impl AddressRule {
+    /// Checks what can be checked before a name is resolved.
+    pub(super) fn check_url(&self, url: &Url) -> Result<(), String> {
+        let host = url.host_str().unwrap_or_default();
+        let allowed = match literal(host) {
+            Some(ip) => self.names(host) || scope(ip) == Scope::Public,
+            None => !is_localhost(host) || self.names(host),
+        };
+        if allowed {
+            return Ok(());
+        }
+        Err(format!(
+            "'{host}' is a private address, and only the configuration file may name those"
+        ))
+    }
+
+    /// Whether the configuration itself names this host, so that it may be private.
+    fn names(&self, host: &str) -> bool {
+        match self {
+            Self::Configured | Self::PublicNames => literal(host).is_some() || is_localhost(host),
+            Self::Foreign { allowed_hosts } => allowed_hosts.iter().any(|h| h.eq_ignore_ascii_case(host)),
+        }
+    }
+
+    fn admits(&self, host: &str, ip: IpAddr) -> bool {
+        match (self, scope(ip)) {
+            (_, Scope::Public) => true,
+            (Self::Configured, Scope::Private) => true,
+            (_, Scope::Private) => self.names(host),
+            (_, Scope::Never) => false,
+        }
+    }
+}
+
+/// Resolves names through the system and leaves out what the rule does not admit.
+#[derive(Debug, Clone)]
+pub(super) struct GuardedResolver(pub(super) AddressRule);
+
+impl Resolve for GuardedResolver {
+    fn resolve(&self, name: Name) -> Resolving {
+        let rule = self.0.clone();
+        Box::pin(async move {
+            let host = name.as_str();
+            let found: Vec<SocketAddr> = tokio::net::lookup_host((host, 0)).await?.collect();
+            let admitted: Vec<SocketAddr> = found
+                .into_iter()
+                .filter(|address| rule.admits(host, address.ip()))
+                .collect();
+            if admitted.is_empty() {
+                return Err(format!("'{host}' leads to no address that may be connected to").into());
+            }
+            Ok(Box::new(admitted.into_iter()) as Addrs)
+        })
+    }
+}
+
+pub(super) fn is_local(url: &Url) -> bool {
+    let host = url.host_str().unwrap_or_default();
+    is_localhost(host) || literal(host).is_some_and(|ip| scope(ip) != Scope::Public)
+}
+
+fn is_localhost(host: &str) -> bool {
+    let host = host.trim_end_matches('.').to_ascii_lowercase();
+    host == "localhost" || host.ends_with(".localhost")
+}
+
+fn literal(host: &str) -> Option<IpAddr> {
+    host.trim_start_matches('[').trim_end_matches(']').parse().ok()
+}
+
+fn scope(ip: IpAddr) -> Scope {
+    match ip {
+        IpAddr::V4(ip) => scope_v4(ip),
+        IpAddr::V6(ip) => scope_v6(ip),
+    }
+}
+
+fn scope_v4(ip: Ipv4Addr) -> Scope {
+    let [a, b, c, _] = ip.octets();
+    if ip.is_link_local() || ip.is_multicast() || ip.is_broadcast() || a == 0 || a >= 240 {
+        Scope::Never
+    } else if ip.is_private()
+        || ip.is_loopback()
+        || ip.is_documentation()
+        || (a == 100 && (64..128).contains(&b))
+        || (a == 198 && (b == 18 || b == 19))
+        || (a == 192 && b == 0 && c == 0)
+    {
+        Scope::Private
+    } else {
+        Scope::Public
+    }
+}
+
+fn scope_v6(ip: Ipv6Addr) -> Scope {
+    let parts = ip.segments();
+    let embedded = |high: u16, low: u16| {
+        let [a, b] = high.to_be_bytes();
+        let [c, d] = low.to_be_bytes();
+        scope_v4(Ipv4Addr::new(a, b, c, d))
+    };
+    /// The metadata service of a large cloud, in the private range.
+    const METADATA: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
+    if ip.is_loopback() {
+        Scope::Private
+    } else if ip.is_unspecified() || ip.is_multicast() || ip.is_unicast_link_local() || ip == METADATA {
+        Scope::Never
+    } else if let Some(v4) = ip.to_ipv4_mapped() {
+        scope_v4(v4)
+    } else if parts[..6] == [0x64, 0xff9b, 0, 0, 0, 0] || parts[..6] == [0; 6] {
+        embedded(parts[6], parts[7])
+    } else if parts[0] == 0x2002 {
+        embedded(parts[1], parts[2])
+    } else if ip.is_unique_local() || parts[..2] == [0x2001, 0xdb8] || parts[..2] == [0x64, 0xff9b] {
+        Scope::Private
+    } else {
+        Scope::Public
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(rule: &AddressRule, url: &str) -> bool {
+        rule.check_url(&Url::parse(url).unwrap()).is_ok()
+    }
+
+    #[test]
+    fn addresses_have_their_scope() {
+        for (address, expected) in [
+            ("8.8.8.8", Scope::Public),
+            ("127.0.0.1", Scope::Private),
+            ("10.1.2.3", Scope::Private),
+            ("172.31.0.1", Scope::Private),
+            ("100.64.0.1", Scope::Private),
+            ("169.254.169.254", Scope::Never),
+            ("0.0.0.0", Scope::Never),
+            ("255.255.255.255", Scope::Never),
+            ("224.0.0.1", Scope::Never),
+            ("2606:4700::1111", Scope::Public),
+            ("::1", Scope::Private),
+            ("::", Scope::Never),
+            ("fe80::1", Scope::Never),
+            ("fd12::1", Scope::Private),
+            ("fd00:ec2::254", Scope::Never),
+            ("::ffff:169.254.169.254", Scope::Never),
+            ("::ffff:10.0.0.1", Scope::Private),
+            ("::7f00:1", Scope::Private),
+            ("64:ff9b::a9fe:a9fe", Scope::Never),
+            ("2002:a00:1::1", Scope::Private),
+        ] {
+            assert_eq!(scope(address.parse().unwrap()), expected, "{address}");
+        }
+    }
+
+    #[test]
+    fn the_operator_may_name_any_address() {
+        for url in ["http://127.0.0.1:1", "http://localhost", "http://[::1]/", "http://169.254.169.254/"] {
+            assert!(check(&AddressRule::Configured, url), "{url}");
+            assert!(check(&AddressRule::PublicNames, url), "{url}");
+        }
+    }
+
+    #[test]
+    fn a_client_may_name_public_addresses_and_configured_hosts_only() {
+        let rule = AddressRule::Foreign {
+            allowed_hosts: vec!["127.0.0.1".into(), "chroma".into()],
+        };
+        for url in ["http://127.0.0.1:8000", "http://chroma:8000", "http://example.com", "http://8.8.8.8"] {
+            assert!(check(&rule, url), "{url}");
+        }
+        for url in ["http://localhost", "http://[::1]", "http://10.0.0.1", "http://169.254.169.254", "http://0x7f.1.1.1"] {
+            assert!(!check(&rule, url), "{url}");
+        }
+    }
+
+    #[test]
+    fn names_lead_where_the_rule_admits() {
+        let (private, metadata) = ("10.0.0.5".parse().unwrap(), "169.254.169.254".parse().unwrap());
+        let foreign = AddressRule::Foreign {
+            allowed_hosts: vec!["chroma".into()],
+        };
+        assert!(AddressRule::Configured.admits("chroma", private));
+        assert!(!AddressRule::Configured.admits("chroma", metadata));
+        assert!(!AddressRule::PublicNames.admits("chroma", private));
+        assert!(AddressRule::PublicNames.admits("localhost", "127.0.0.1".parse().unwrap()));
+        assert!(foreign.admits("chroma", private));
+        assert!(!foreign.admits("other", private));
+        assert!(!foreign.admits("chroma", metadata));
+    }
+}

@@ -1,0 +1,463 @@
+//! Sending calls to one service.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::stream::{BoxStream, StreamExt};
+use jiff::Timestamp;
+use ragstone_core::provider::{CallError, ErrorAnswer};
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER};
+use reqwest::{Method, Response, StatusCode, Url, redirect};
+use secrecy::ExposeSecret;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::address::{self, GuardedResolver};
+use super::breaker::Breaker;
+use super::retry::{self, Failure, Sent};
+use super::secrets::{Secrets, basic_credentials};
+use super::settings::{Auth, ClientSettings, Policy};
+use crate::error::ConfigError;
+
+const MAX_REDIRECTS: usize = 3;
+
+pub type ByteStream = BoxStream<'static, Result<Bytes, CallError>>;
+
+/// One logical request to a service.
+#[derive(Debug, Clone)]
+pub struct Call {
+    method: Method,
+    path: String,
+    query: Vec<(&'static str, String)>,
+    headers: Vec<(&'static str, String)>,
+    body: Option<Bytes>,
+    repeat: Repeat,
+    breaking: Breaking,
+}
+
+/// When a call may be sent again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Repeat {
+    /// Sending it twice does what sending it once does.
+    Freely,
+    /// Only while the service cannot have worked on it.
+    IfUnprocessed,
+}
+
+/// What an open circuit means for a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Breaking {
+    Obeyed,
+    /// The call is there to find out how the service is.
+    Ignored,
+}
+
+impl Call {
+    pub fn get(path: impl Into<String>) -> Self {
+        Self::new(Method::GET, path)
+    }
+
+    pub fn post(path: impl Into<String>) -> Self {
+        Self::new(Method::POST, path)
+    }
+
+    pub fn put(path: impl Into<String>) -> Self {
+        Self::new(Method::PUT, path)
+    }
+
+    pub fn delete(path: impl Into<String>) -> Self {
+        Self::new(Method::DELETE, path)
+    }
+
+    /// `path` is relative to the base URL and already encoded.
+    fn new(method: Method, path: impl Into<String>) -> Self {
+        Self {
+            method,
+            path: path.into(),
+            query: Vec::new(),
+            headers: Vec::new(),
+            body: None,
+            repeat: Repeat::Freely,
+            breaking: Breaking::Obeyed,
+        }
+    }
+
+    #[must_use]
+    pub fn query(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.query.push((name, value.into()));
+        self
+    }
+
+    #[must_use]
+    pub fn header(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.headers.push((name, value.into()));
+        self
+    }
+
+    /// Values that this crate makes are always JSON; one that is not would be sent without a body.
+    #[must_use]
+    pub fn json(mut self, body: &impl Serialize) -> Self {
+        self.body = serde_json::to_vec(body).ok().map(Bytes::from);
+        self
+    }
+
+    #[must_use]
+    pub fn repeat(mut self, repeat: Repeat) -> Self {
+        self.repeat = repeat;
+        self
+    }
+
+    #[must_use]
+    pub fn breaking(mut self, breaking: Breaking) -> Self {
+        self.breaking = breaking;
+        self
+    }
+}
+
+/// An answer with a status of success, read whole.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    pub status: u16,
+    pub body: Bytes,
+}
+
+/// Sends calls to one service. Cheap to clone; clones share connections and circuit.
+#[derive(Clone)]
+pub struct ServiceClient(Arc<Inner>);
+
+struct Inner {
+    service: String,
+    base_url: Url,
+    policy: Policy,
+    http: reqwest::Client,
+    auth: HeaderMap,
+    secrets: Secrets,
+    breaker: Breaker,
+}
+
+impl std::fmt::Debug for ServiceClient {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ServiceClient")
+            .field("service", &self.0.service)
+            .field("base_url", &self.0.base_url.as_str())
+            .finish_non_exhaustive()
+    }
+}
+
+impl ServiceClient {
+    pub fn new(settings: ClientSettings) -> Result<Self, ConfigError> {
+        let ClientSettings {
+            service,
+            base_url,
+            auth,
+            policy,
+            addresses,
+        } = settings;
+        addresses
+            .check_url(&base_url)
+            .map_err(|message| ConfigError::field("url", message))?;
+        let mut builder = reqwest::Client::builder()
+            .user_agent(concat!("ragstone/", env!("CARGO_PKG_VERSION")))
+            .redirect(redirect::Policy::none())
+            .connect_timeout(policy.connect_timeout.min(policy.deadline))
+            .dns_resolver(Arc::new(GuardedResolver(addresses)));
+        if address::is_local(&base_url) {
+            builder = builder.no_proxy();
+        }
+        let http = builder
+            .build()
+            .map_err(|e| ConfigError::Client(innermost(&e)))?;
+        Ok(Self(Arc::new(Inner {
+            breaker: Breaker::new(policy.failures_to_open, policy.cooldown),
+            secrets: Secrets::of(&auth),
+            auth: auth_headers(&auth)?,
+            service,
+            base_url,
+            policy,
+            http,
+        })))
+    }
+
+    pub fn service(&self) -> &str {
+        &self.0.service
+    }
+
+    /// Sends a call and reads the answer whole.
+    pub async fn call(&self, call: Call) -> Result<Answer, CallError> {
+        let mut body = Vec::new();
+        let response = self.0.guarded(&call, Some(&mut body)).await?;
+        Ok(Answer {
+            status: response.status().as_u16(),
+            body: body.into(),
+        })
+    }
+
+    /// Sends a call and reads the answer as JSON of a certain shape.
+    pub async fn call_json<T: DeserializeOwned>(&self, call: Call) -> Result<T, CallError> {
+        let answer = self.call(call).await?;
+        serde_json::from_slice(&answer.body)
+            .map_err(|e| self.bad_answer(format!("it is not the JSON that was expected ({e})")))
+    }
+
+    /// Sends a call and hands out the answer as it arrives.
+    pub async fn open(&self, call: Call) -> Result<ByteStream, CallError> {
+        let response = self.0.guarded(&call, None).await?;
+        Ok(self.limited(response))
+    }
+
+    /// An error for an answer whose content makes no sense.
+    pub fn bad_answer(&self, reason: impl Into<String>) -> CallError {
+        self.0.bad_answer(reason.into())
+    }
+
+    /// A stream is bounded in size as an answer is, and each wait for its next piece by the deadline.
+    fn limited(&self, response: Response) -> ByteStream {
+        let client = self.clone();
+        let state = (response, 0_u64);
+        futures::stream::try_unfold(state, move |(mut response, read)| {
+            let client = client.clone();
+            async move {
+                let inner = &*client.0;
+                let chunk = timeout(inner.policy.deadline, response.chunk())
+                    .await
+                    .map_err(|_| inner.deadline_exceeded())?
+                    .map_err(|e| inner.unreachable(&e))?;
+                let Some(chunk) = chunk else { return Ok(None) };
+                let read = read + chunk.len() as u64;
+                if read > inner.policy.max_answer_bytes {
+                    return Err(inner.too_large());
+                }
+                Ok(Some((chunk, (response, read))))
+            }
+        })
+        .boxed()
+    }
+}
+
+impl Inner {
+    /// Puts deadline, circuit and retries around the attempts of a call. Where the body of a
+    /// response of success is wanted, reading it is part of the attempt.
+    async fn guarded(&self, call: &Call, body: Option<&mut Vec<u8>>) -> Result<Response, CallError> {
+        let permit = match call.breaking {
+            Breaking::Ignored => self.breaker.enter_anyway(),
+            Breaking::Obeyed => self
+                .breaker
+                .enter()
+                .map_err(|retry_after| CallError::CircuitOpen {
+                    service: self.service.clone(),
+                    retry_after,
+                })?,
+        };
+        let deadline = Instant::now() + self.policy.deadline;
+        let outcome = timeout_at(deadline, self.attempts(call, deadline, body))
+            .await
+            .unwrap_or_else(|_| Err(self.deadline_exceeded()));
+        match &outcome {
+            Err(CallError::Unreachable { .. } | CallError::DeadlineExceeded { .. }) => permit.failed(),
+            Err(error) if error.status().is_some_and(|status| status >= 500) => permit.failed(),
+            _ => permit.succeeded(),
+        }
+        outcome
+    }
+
+    async fn attempts(
+        &self,
+        call: &Call,
+        deadline: Instant,
+        mut body: Option<&mut Vec<u8>>,
+    ) -> Result<Response, CallError> {
+        let mut attempt = 1;
+        loop {
+            let failure = match self.attempt(call, body.as_deref_mut()).await {
+                Ok(response) => return Ok(response),
+                Err(failure) => failure,
+            };
+            if attempt >= self.policy.max_attempts || !failure.is_worth_retrying(call.repeat) {
+                return Err(failure.error);
+            }
+            let delay = failure
+                .retry_after()
+                .unwrap_or_else(|| retry::backoff(self.policy.first_delay, attempt, fastrand::f64()));
+            // The answer at hand says more than a deadline that is sure to pass.
+            if Instant::now() + delay >= deadline {
+                return Err(failure.error);
+            }
+            tracing::debug!(service = %self.service, attempt, ?delay, error = %failure.error, "trying again");
+            tokio::time::sleep(delay).await;
+            attempt += 1;
+        }
+    }
+
+    async fn attempt(&self, call: &Call, body: Option<&mut Vec<u8>>) -> Result<Response, Failure> {
+        let mut response = self.send(call).await?;
+        if response.status().is_success() {
+            if let Some(body) = body {
+                *body = self.read_body(&mut response).await?;
+            }
+            return Ok(response);
+        }
+        let status = response.status();
+        let header = |name| Some(response.headers().get(name)?.to_str().ok()?.to_owned());
+        let content_type = header(CONTENT_TYPE);
+        let retry_after: Option<String> = header(RETRY_AFTER);
+        let body = self.read_body(&mut response).await?;
+        Err(Failure {
+            error: CallError::Answered(Box::new(ErrorAnswer {
+                service: self.service.clone(),
+                status: status.as_u16(),
+                content_type,
+                body: self.secrets.hide_in_bytes(body),
+                retry_after: retry_after.and_then(|value| retry::parse_retry_after(&value, Timestamp::now())),
+            })),
+            sent: Sent::Answered,
+        })
+    }
+
+    /// Sends once, following redirects within the same origin.
+    async fn send(&self, call: &Call) -> Result<Response, Failure> {
+        let mut url = self.url(call)?;
+        for _ in 0..=MAX_REDIRECTS {
+            let mut request = self
+                .http
+                .request(call.method.clone(), url.clone())
+                .headers(self.auth.clone());
+            for (name, value) in &call.headers {
+                request = request.header(*name, value);
+            }
+            if let Some(body) = &call.body {
+                request = request
+                    .header(CONTENT_TYPE, "application/json")
+                    .body(body.clone());
+            }
+            let response = request.send().await.map_err(|e| Failure {
+                sent: if e.is_connect() { Sent::No } else { Sent::Perhaps },
+                error: self.unreachable(&e),
+            })?;
+            match self.redirect_target(call, &url, &response)? {
+                Some(target) => url = target,
+                None => return Ok(response),
+            }
+        }
+        Err(self.refused("it redirects too often"))
+    }
+
+    /// Where a response redirects to, if it does and may: a redirect that would change the method,
+    /// or leave the origin, is refused.
+    fn redirect_target(&self, call: &Call, from: &Url, response: &Response) -> Result<Option<Url>, Failure> {
+        let followed = match response.status() {
+            StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => true,
+            StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND => call.method == Method::GET,
+            _ => false,
+        };
+        if !followed {
+            return Ok(None);
+        }
+        let target = response
+            .headers()
+            .get(LOCATION)
+            .and_then(|location| from.join(location.to_str().ok()?).ok())
+            .ok_or_else(|| self.refused("it redirects to nowhere"))?;
+        if target.origin() != from.origin() {
+            return Err(self.refused("it redirects to another host, which is not followed"));
+        }
+        Ok(Some(target))
+    }
+
+    fn url(&self, call: &Call) -> Result<Url, Failure> {
+        let mut url = self
+            .base_url
+            .join(&call.path)
+            .map_err(|_| self.refused("its address cannot be built"))?;
+        if !call.query.is_empty() {
+            url.query_pairs_mut()
+                .extend_pairs(call.query.iter().map(|(name, value)| (*name, value.as_str())));
+        }
+        Ok(url)
+    }
+
+    async fn read_body(&self, response: &mut Response) -> Result<Vec<u8>, Failure> {
+        let limit = self.policy.max_answer_bytes;
+        let cut = || Failure {
+            error: self.too_large(),
+            sent: Sent::Final,
+        };
+        let announced = response.content_length().unwrap_or(0);
+        if announced > limit {
+            return Err(cut());
+        }
+        let mut body = Vec::with_capacity(announced.min(1 << 20) as usize);
+        while let Some(chunk) = response.chunk().await.map_err(|e| Failure {
+            error: self.unreachable(&e),
+            sent: Sent::Perhaps,
+        })? {
+            if (body.len() + chunk.len()) as u64 > limit {
+                return Err(cut());
+            }
+            body.extend_from_slice(&chunk);
+        }
+        Ok(body)
+    }
+
+    fn refused(&self, reason: &str) -> Failure {
+        Failure {
+            error: self.bad_answer(reason.to_owned()),
+            sent: Sent::Final,
+        }
+    }
+
+    fn bad_answer(&self, reason: String) -> CallError {
+        CallError::BadAnswer {
+            service: self.service.clone(),
+            reason: self.secrets.hide(reason),
+        }
+    }
+
+    fn unreachable(&self, error: &reqwest::Error) -> CallError {
+        CallError::Unreachable {
+            service: self.service.clone(),
+            reason: self.secrets.hide(innermost(error)),
+        }
+    }
+
+    fn deadline_exceeded(&self) -> CallError {
+        CallError::DeadlineExceeded {
+            service: self.service.clone(),
+            after: self.policy.deadline,
+        }
+    }
+
+    fn too_large(&self) -> CallError {
+        CallError::TooLarge {
+            service: self.service.clone(),
+            limit: self.policy.max_answer_bytes,
+        }
+    }
+}
+
+/// The cause at the bottom of an error: the outer ones repeat the URL and say less.
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}
+
+fn auth_headers(auth: &Auth) -> Result<HeaderMap, ConfigError> {
+    let (name, value) = match auth {
+        Auth::None => return Ok(HeaderMap::new()),
+        Auth::Bearer(token) => ("authorization", format!("Bearer {}", token.expose_secret())),
+        Auth::Basic { username, password } => (
+            "authorization",
+            format!("Basic {}", basic_credentials(username, password)),
+        ),
+        Auth::Header { name, key } => (name.as_str(), key.expose_secret().to_owned()),
+    };
+    let name = HeaderName::from_bytes(name.as_bytes())
+        .map_err(|_| ConfigError::field("auth.header", "this is no name of an HTTP header"))?;
+    let mut value = HeaderValue::from_str(&value)
+        .map_err(|_| ConfigError::field("auth", "the key has characters that cannot be sent in a header"))?;
+    value.set_sensitive(true);
+    Ok(HeaderMap::from_iter([(name, value)]))
+}
