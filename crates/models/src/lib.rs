@@ -7,7 +7,7 @@
 //!
 //! # The way from a name to a vector
 //!
-//! ```ignore
+//! ```no_run
 //! # use ragstone_models::{Engine, EngineOptions, config, hub, open_embedder, open_cross_encoder};
 //! # use ragstone_core::model::{Embedder, Reranker, Role};
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -36,7 +36,10 @@
 //! threads take groups from one bounded queue in an order that is fair by tokens, so that a short
 //! query overtakes the rest of a large batch. See [`engine`] for how.
 
+pub mod cache;
+pub mod catalog;
 pub mod config;
+pub mod default_model;
 mod embedder;
 mod encoder;
 pub mod engine;
@@ -53,3 +56,45 @@ pub use embedder::{EmbedderOptions, LocalEmbedder};
 pub use engine::{Engine, EngineOptions};
 pub use error::LoadError;
 pub use reranker::{CrossEncoder, CrossEncoderOptions};
+
+/// Gets the files of an entry of `embeddings.yml`, downloading them if need be, and loads the model.
+pub async fn open_embedder(
+    engine: &Engine,
+    hub: &hub::Hub,
+    entry: &config::LocalEntry,
+    progress: hub::Progress<'_>,
+) -> Result<LocalEmbedder, LoadError> {
+    let directory = hub.model_directory(&hub::ModelSource::parse(&entry.path), progress).await?;
+    let options = EmbedderOptions {
+        id: entry.id.clone(),
+        name: entry.path.clone(),
+        directory,
+        version: entry.version.clone(),
+        normalize: entry.normalize,
+    };
+    let engine = engine.clone();
+    in_background(move || LocalEmbedder::load(&engine, &options)).await
+}
+
+/// Gets the files of a cross-encoder, downloading them if need be, and loads it.
+pub async fn open_cross_encoder(
+    engine: &Engine,
+    hub: &hub::Hub,
+    source: &hub::ModelSource,
+    progress: hub::Progress<'_>,
+) -> Result<CrossEncoder, LoadError> {
+    let directory = hub.model_directory(source, progress).await?;
+    let options = CrossEncoderOptions { name: source.to_string(), directory };
+    let engine = engine.clone();
+    in_background(move || CrossEncoder::load(&engine, &options)).await
+}
+
+/// Loading takes longer than a thread that serves requests may be held.
+async fn in_background<T: Send + 'static>(
+    load: impl FnOnce() -> Result<T, LoadError> + Send + 'static,
+) -> Result<T, LoadError> {
+    match tokio::task::spawn_blocking(load).await {
+        Ok(loaded) => loaded,
+        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+    }
+}

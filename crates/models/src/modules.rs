@@ -130,6 +130,14 @@ impl Layout {
     }
 }
 
+impl Layout {
+    /// The configuration of each module that has one.
+    pub(crate) fn required_files(&self) -> Vec<PathBuf> {
+        let with_config = self.modules.iter().filter(|(kind, _)| kind == "Pooling" || kind == "Dense");
+        with_config.map(|(_, path)| path.join("config.json")).collect()
+    }
+}
+
 impl Modules {
     /// Without a module list the tokens are averaged, as sentence-transformers does then.
     pub(crate) fn load(layout: &Layout, hidden: usize) -> Result<Self, LoadError> {

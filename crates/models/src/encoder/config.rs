@@ -51,6 +51,8 @@ impl EncoderConfig {
 #[derive(Debug, Deserialize)]
 pub(crate) struct RawConfig {
     model_type: Option<String>,
+    #[serde(default)]
+    architectures: Vec<String>,
     #[serde(alias = "dim")]
     hidden_size: Option<usize>,
     #[serde(alias = "n_layers")]
@@ -99,8 +101,13 @@ impl RawConfig {
             .or(self.sbert_ce_default_activation_function.as_deref())
     }
 
-    pub(crate) fn position_embeddings(&self) -> Option<usize> {
-        self.max_position_embeddings
+    pub(crate) fn model_type(&self) -> Option<&str> {
+        self.model_type.as_deref()
+    }
+
+    /// The files hold a classification head as well.
+    pub(crate) fn is_classifier(&self) -> bool {
+        self.architectures.iter().any(|name| name.ends_with("ForSequenceClassification"))
     }
 
     pub(crate) fn encoder(&self, directory: &Path) -> Result<EncoderConfig, LoadError> {

@@ -1,2 +1,202 @@
-#[derive(Debug, thiserror::Error)]
-pub enum HubError {}
+//! Where model files come from: a directory, the local cache, or the Hugging Face hub.
+//!
+//! The cache has the layout of `huggingface_hub` (`models--org--name/{blobs,refs,snapshots}`), in the
+//! same place, so both use each other's downloads. A model that is there whole is used without asking
+//! the hub. The client is our own because the `hf-hub` crate neither resumes nor verifies a download,
+//! sets no time-outs, knows no offline mode, and brings a second transfer protocol with it.
+
+mod download;
+mod error;
+mod layout;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use reqwest::{Client, redirect};
+
+pub use error::HubError;
+pub(crate) use download::sha256_of;
+pub(crate) use layout::RepositoryCache;
+
+use crate::default_model;
+use crate::files::weights;
+use crate::modules::Layout;
+
+const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
+pub const DEFAULT_REVISION: &str = "main";
+
+#[derive(Clone)]
+pub struct HubSettings {
+    pub endpoint: String,
+    pub token: Option<String>,
+    /// No socket is opened; only what is in the cache can be used.
+    pub offline: bool,
+    pub cache: PathBuf,
+    /// How long an unreachable hub is waited for.
+    pub connect_timeout: Duration,
+}
+
+/// The token stays out of logs.
+impl std::fmt::Debug for HubSettings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HubSettings")
+            .field("endpoint", &self.endpoint)
+            .field("token", &self.token.as_ref().map(|_| "…"))
+            .field("offline", &self.offline)
+            .field("cache", &self.cache)
+            .finish_non_exhaustive()
+    }
+}
+
+impl HubSettings {
+    /// `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE`, and `HF_HUB_CACHE` or `HF_HOME`.
+    pub fn from_env() -> Self {
+        Self::from_variables(|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
+    }
+
+    fn from_variables(get: impl Fn(&str) -> Option<String>) -> Self {
+        let offline = get("HF_HUB_OFFLINE").map(|value| value.to_ascii_lowercase());
+        let home = || get("HOME").or_else(|| get("USERPROFILE")).map_or_else(PathBuf::new, PathBuf::from);
+        let cache_home = || get("XDG_CACHE_HOME").map_or_else(|| home().join(".cache"), PathBuf::from);
+        let hub_home = || get("HF_HOME").map_or_else(|| cache_home().join("huggingface"), PathBuf::from);
+        Self {
+            endpoint: get("HF_ENDPOINT")
+                .map_or_else(|| DEFAULT_ENDPOINT.to_owned(), |url| url.trim_end_matches('/').to_owned()),
+            token: get("HF_TOKEN"),
+            offline: matches!(offline.as_deref(), Some("1" | "true" | "yes" | "on")),
+            cache: get("HF_HUB_CACHE").map_or_else(|| hub_home().join("hub"), PathBuf::from),
+            connect_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+/// What happens during a download, for whoever draws it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProgressEvent<'a> {
+    /// `done` is more than 0 where an interrupted transfer is resumed.
+    Started { file: &'a str, done: u64, total: Option<u64> },
+    Advanced { file: &'a str, done: u64, total: Option<u64> },
+    Finished { file: &'a str },
+    /// Something worth a line: another process is downloading, the hub cannot be reached.
+    Note(&'a str),
+}
+
+pub type Progress<'a> = &'a (dyn Fn(ProgressEvent<'_>) + Send + Sync);
+
+/// For callers that show nothing.
+pub fn silent(_: ProgressEvent<'_>) {}
+
+/// A model as a user names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ModelSource {
+    Directory(PathBuf),
+    Hub { id: String, revision: String },
+}
+
+impl ModelSource {
+    /// A directory that exists, or a path that looks like one; otherwise a hub id, `org/name` or
+    /// `org/name@revision`.
+    pub fn parse(text: &str) -> Self {
+        let path = match text.strip_prefix("~/").zip(std::env::home_dir()) {
+            Some((rest, home)) => home.join(rest),
+            None => PathBuf::from(text),
+        };
+        if path.is_dir() || path.is_absolute() || text.starts_with(['.', '~']) || !is_hub_id(text) {
+            return Self::Directory(path);
+        }
+        let (id, revision) = text.split_once('@').unwrap_or((text, DEFAULT_REVISION));
+        Self::Hub { id: id.to_owned(), revision: revision.to_owned() }
+    }
+}
+
+impl std::fmt::Display for ModelSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Directory(path) => write!(f, "{}", path.display()),
+            Self::Hub { id, revision } if revision == DEFAULT_REVISION => f.write_str(id),
+            Self::Hub { id, revision } => write!(f, "{id}@{revision}"),
+        }
+    }
+}
+
+/// Only such ids become part of a URL or of a path in the cache.
+fn is_hub_id(text: &str) -> bool {
+    let (id, revision) = text.split_once('@').unwrap_or((text, DEFAULT_REVISION));
+    let plain = |part: &str| {
+        !part.is_empty()
+            && !part.starts_with(['.', '-'])
+            && part.len() <= 96
+            && !part.contains("..")
+            && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+    };
+    id.split('/').count() <= 2 && id.split('/').all(plain) && plain(revision)
+}
+
+pub struct Hub {
+    settings: HubSettings,
+    client: Client,
+}
+
+impl Hub {
+    /// Opens no connection.
+    pub fn new(settings: HubSettings) -> Result<Self, HubError> {
+        let client = Client::builder()
+            .user_agent(concat!("ragstone/", env!("CARGO_PKG_VERSION")))
+            .connect_timeout(settings.connect_timeout)
+            .read_timeout(Duration::from_secs(30))
+            .redirect(redirect::Policy::limited(5))
+            .build()
+            .map_err(|source| HubError::Client { source })?;
+        Ok(Self { settings, client })
+    }
+
+    pub fn settings(&self) -> &HubSettings {
+        &self.settings
+    }
+
+    /// The directory of a model's files, downloaded if they are not there yet.
+    pub async fn model_directory(&self, source: &ModelSource, progress: Progress<'_>) -> Result<PathBuf, HubError> {
+        match source {
+            ModelSource::Directory(path) if path.is_dir() => Ok(path.clone()),
+            ModelSource::Directory(path) => Err(HubError::NoDirectory(path.clone())),
+            ModelSource::Hub { id, revision } if id == default_model::ID && revision == DEFAULT_REVISION => {
+                default_model::ensure(self, progress).await
+            }
+            ModelSource::Hub { id, revision } => match self.cached(id, revision) {
+                Some(directory) => Ok(directory),
+                None => self.pull(id, revision, progress).await,
+            },
+        }
+    }
+
+    /// The snapshot of a model in the cache, if all of its files are there.
+    pub fn cached(&self, id: &str, revision: &str) -> Option<PathBuf> {
+        let snapshot = RepositoryCache::new(&self.settings.cache, id).snapshot_of(revision)?;
+        is_complete(&snapshot).then_some(snapshot)
+    }
+
+    /// Asks the hub for the model's present state and downloads what is missing of it.
+    pub async fn pull(&self, id: &str, revision: &str, progress: Progress<'_>) -> Result<PathBuf, HubError> {
+        if self.settings.offline {
+            return Err(HubError::Offline { id: id.to_owned() });
+        }
+        download::pull(self, id, revision, progress).await
+    }
+}
+
+/// Everything that loading reads unconditionally is there.
+pub(crate) fn is_complete(directory: &Path) -> bool {
+    // Without the list of modules a model is a plain encoder, so its absence proves nothing; but
+    // where there is one, each module's configuration must have arrived.
+    let Ok(layout) = Layout::read(directory) else { return false };
+    let parts = weights::weight_files(&layout.encoder).unwrap_or_default();
+    let has = |file: &str| layout.encoder.join(file).is_file();
+    !parts.is_empty()
+        && parts.iter().all(|part| has(part))
+        && has("config.json")
+        && has("tokenizer.json")
+        && layout.required_files().iter().all(|file| file.is_file())
+}
+
+#[cfg(test)]
+mod tests;

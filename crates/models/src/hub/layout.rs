@@ -1,0 +1,94 @@
+//! Paths in the cache, as `huggingface_hub` lays them out.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+pub(crate) struct RepositoryCache {
+    root: PathBuf,
+    locks: PathBuf,
+}
+
+impl RepositoryCache {
+    pub(crate) fn new(cache: &Path, id: &str) -> Self {
+        let name = format!("models--{}", id.replace('/', "--"));
+        Self { root: cache.join(&name), locks: cache.join(".locks").join(name) }
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub(crate) fn blob(&self, name: &str) -> PathBuf {
+        self.root.join("blobs").join(name)
+    }
+
+    pub(crate) fn incomplete(&self, name: &str) -> PathBuf {
+        self.root.join("blobs").join(format!("{name}.incomplete"))
+    }
+
+    pub(crate) fn lock(&self, name: &str) -> PathBuf {
+        self.locks.join(format!("{name}.lock"))
+    }
+
+    pub(crate) fn snapshot(&self, commit: &str) -> PathBuf {
+        self.root.join("snapshots").join(commit)
+    }
+
+    pub(crate) fn locks(&self) -> &Path {
+        &self.locks
+    }
+
+    /// The snapshot that a branch, tag or commit points to.
+    pub(crate) fn snapshot_of(&self, revision: &str) -> Option<PathBuf> {
+        let commit = std::fs::read_to_string(self.root.join("refs").join(revision));
+        let commit = commit.map_or_else(|_| revision.to_owned(), |commit| commit.trim().to_owned());
+        let plain = !commit.is_empty() && !commit.contains(['/', '\\']) && !commit.starts_with('.');
+        let snapshot = self.snapshot(&commit);
+        (plain && snapshot.is_dir()).then_some(snapshot)
+    }
+
+    pub(crate) fn create(&self, commit: &str) -> io::Result<()> {
+        for directory in [&self.root.join("blobs"), &self.root.join("refs"), &self.snapshot(commit), &self.locks] {
+            std::fs::create_dir_all(directory)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn point(&self, revision: &str, commit: &str) -> io::Result<()> {
+        replace(&self.root.join("refs").join(revision), |path| std::fs::write(path, commit))
+    }
+
+    /// Makes `file` of a snapshot refer to a blob.
+    pub(crate) fn link(&self, commit: &str, file: &str, blob: &str) -> io::Result<()> {
+        let link = self.snapshot(commit).join(file);
+        if let Some(parent) = link.parent() {
+            std::fs::create_dir_all(parent)?;
+        }
+        let up = "../".repeat(2 + file.matches('/').count());
+        replace(&link, |path| link_to(&format!("{up}blobs/{blob}"), &self.blob(blob), path))
+    }
+}
+
+#[cfg(unix)]
+fn link_to(relative: &str, _: &Path, link: &Path) -> io::Result<()> {
+    std::os::unix::fs::symlink(relative, link)
+}
+
+/// Symbolic links need rights on Windows that few users have.
+#[cfg(not(unix))]
+fn link_to(_: &str, blob: &Path, link: &Path) -> io::Result<()> {
+    std::fs::hard_link(blob, link).or_else(|_| std::fs::copy(blob, link).map(drop))
+}
+
+/// Makes a new entry under a name of its own and moves it into place, so that no reader sees half of it.
+fn replace(path: &Path, make: impl Fn(&Path) -> io::Result<()>) -> io::Result<()> {
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(format!(".{}.tmp", std::process::id()));
+    let temporary = PathBuf::from(temporary);
+    match std::fs::remove_file(&temporary) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    make(&temporary)?;
+    std::fs::rename(&temporary, path)
+}
