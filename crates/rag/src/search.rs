@@ -1,5 +1,6 @@
 //! Search: by meaning, by word, by both; reranked, expanded, over one collection or several.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,9 @@ use ragstone_core::document::{Document, check_vector};
 use ragstone_core::error::InvalidInput;
 use ragstone_core::filter::{Filter, Scalar};
 use ragstone_core::fusion::{FusionWeights, RankTrail, StageRank};
+use ragstone_core::model::Embedder;
 use ragstone_core::store::{Page, SearchRequest, StageTime, StoreError};
+use tokio::sync::{Mutex, OnceCell};
 
 use crate::Service;
 use crate::error::ServiceError;
@@ -19,7 +22,7 @@ const RERANK_FACTOR: usize = 4;
 const RERANK_AT_LEAST: usize = 40;
 const RERANK_AT_MOST: usize = 200;
 /// A section with more members than this is cut.
-const MAX_SIBLINGS: usize = 1000;
+pub(crate) const MAX_SIBLINGS: usize = 1000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
@@ -138,7 +141,7 @@ impl Query {
 
 /// Searches one collection.
 pub async fn search(service: &Service, name: &CollectionName, query: &Query) -> Result<Answer, ServiceError> {
-    let found = find(service, name, query).await?;
+    let found = find(service, name, query, &QueryVectors::default()).await?;
     let mut answer = Answer {
         hits: found.hits,
         collections: vec![found.collection],
@@ -158,7 +161,8 @@ pub async fn search_several(
     names: &[CollectionName],
     query: &Query,
 ) -> Result<Answer, ServiceError> {
-    let searches = names.iter().map(|name| find(service, name, query));
+    let vectors = QueryVectors::default();
+    let searches = names.iter().map(|name| find(service, name, query, &vectors));
     let mut answer = Answer {
         hits: Vec::new(),
         collections: Vec::new(),
@@ -194,8 +198,25 @@ struct Found {
     stages: Vec<StageTime>,
 }
 
+/// The vectors of one query text, each made once however many collections share its model.
+#[derive(Default)]
+struct QueryVectors(Mutex<HashMap<String, Arc<OnceCell<Vec<f32>>>>>);
+
+impl QueryVectors {
+    async fn get(&self, embedder: &dyn Embedder, text: &str) -> Result<Vec<f32>, ServiceError> {
+        let model = embedder.info().identity.id.clone();
+        let cell = Arc::clone(self.0.lock().await.entry(model).or_default());
+        cell.get_or_try_init(|| embed_query(embedder, text)).await.cloned()
+    }
+}
+
 /// The candidates of one collection: what reranking chooses from, or the answer itself.
-async fn find(service: &Service, name: &CollectionName, query: &Query) -> Result<Found, ServiceError> {
+async fn find(
+    service: &Service,
+    name: &CollectionName,
+    query: &Query,
+    vectors: &QueryVectors,
+) -> Result<Found, ServiceError> {
     let mut stages = Vec::new();
     let vector = match query.mode {
         Mode::Keyword => None,
@@ -206,7 +227,7 @@ async fn find(service: &Service, name: &CollectionName, query: &Query) -> Result
                 let embedder = service.models.for_collection(&collection)?;
                 let start = Instant::now();
                 let text = query.text.as_deref().unwrap_or_default();
-                let vector = embed_query(embedder.as_ref(), text).await?;
+                let vector = vectors.get(embedder.as_ref(), text).await?;
                 stages.push(StageTime {
                     stage: "embed",
                     took: start.elapsed(),
@@ -348,7 +369,11 @@ async fn siblings(
             },
         )
         .await?;
-    let mut documents = page.documents;
+    Ok(Some(arrange_siblings(page.documents, &hit.document, expand)))
+}
+
+/// Puts the members of a section into document order and keeps as much as is wanted.
+pub(crate) fn arrange_siblings(mut documents: Vec<Document>, hit: &Document, expand: &Expand) -> Vec<Document> {
     // Ingested chunks know their place in the source; others stand in the order they were added.
     documents.sort_by_key(|document| {
         document
@@ -357,9 +382,9 @@ async fn siblings(
             .and_then(serde_json::Value::as_i64)
     });
     if let Some(budget) = expand.max_chars {
-        keep_nearest(&mut documents, &hit.document, budget);
+        keep_nearest(&mut documents, hit, budget);
     }
-    Ok(Some(documents))
+    documents
 }
 
 /// Keeps the hit, then its neighbours outwards while they fit into the budget.

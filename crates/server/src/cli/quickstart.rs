@@ -1,6 +1,5 @@
 //! `ragstone quickstart`: from nothing to an answer.
 
-use anyhow::Context;
 use axum::body::Body;
 use axum::http::Request;
 use http_body_util::BodyExt;
@@ -50,16 +49,14 @@ async fn start(settings: Settings, once: bool) -> anyhow::Result<()> {
 }
 
 async fn default_models(settings: &Settings) -> anyhow::Result<Models> {
-    eprintln!("Getting the default model, {} …", default_model::NAME);
-    let path = default_model::ensure(&crate::progress::downloads()).await.context("the default model cannot be had")?;
-    let engine = startup::engine(settings);
+    eprintln!("Getting the default model, {} …", default_model::ID);
     let entry = LocalEntry {
         id: MODEL_ID.to_owned(),
-        path: path.display().to_string(),
-        name: Some(default_model::NAME.to_owned()),
-        ..LocalEntry::default()
+        path: default_model::ID.to_owned(),
+        version: None,
+        normalize: None,
     };
-    let embedder = startup::open_local(&engine, &startup::hub()?, &entry).await?;
+    let embedder = startup::open_local(&startup::engine(settings), &startup::hub()?, &entry).await?;
     Ok(Models::new(vec![embedder], None))
 }
 

@@ -35,8 +35,8 @@ fn print_list() {
 /// The help of `--cross-encoder`, with the curated models as examples.
 pub fn cross_encoder_help() -> String {
     let mut help = "Cross-encoder for reranking, from the Hugging Face hub [env: CROSS_ENCODER_MODEL]. Examples:".to_owned();
-    for model in catalog::RERANKERS {
-        help.push_str(&format!("\n  {} ({}, {})", model.name, model.size, model.tier.use_case()));
+    for model in catalog::CROSS_ENCODERS {
+        help.push_str(&format!("\n  {} ({}, {})", model.name, model.size, model.use_case.name()));
     }
     help.push_str("\nSee --list-reranker-models for all of them");
     help

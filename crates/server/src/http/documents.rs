@@ -2,17 +2,19 @@
 
 use axum::Json;
 use axum::extract::State;
-use ragstone_core::document::{Document, DocumentId, Metadata, RawDocument, check_documents};
+use ragstone_core::collection::CollectionName;
+use ragstone_core::document::{Document, DocumentId, Metadata, NewDocument, RawDocument, check_documents};
 use ragstone_core::error::InvalidInput;
 use ragstone_core::filter::Filter;
-use ragstone_core::store::{Page, Selection, StoreError};
+use ragstone_core::store::{DocumentPage, Page, Selection, StoreError};
+use ragstone_rag::documents::Added;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::{CollectionPath, DocumentPath, JsonBody, LargeJsonBody, Params};
-use super::state::AppState;
+use super::state::{AppState, Limits};
 
 const DEFAULT_LIMIT: u64 = 100;
 /// A larger page is cut to this without a word, as documented.
@@ -23,9 +25,25 @@ const MAX_LIMIT: u64 = 1000;
     {"id": "intro", "text": "Ragstone keeps documents and finds them again.", "metadata": {"chapter": 1}},
     {"text": "A document without an id gets one."}]}))]
 pub struct AddDocuments {
+    /// Which service the collection is in; only for the gateway.
+    pub(super) service: Option<String>,
     #[serde(default)]
     #[schema(value_type = Vec<NewDocumentBody>)]
     documents: Option<Vec<RawDocument>>,
+}
+
+impl AddDocuments {
+    pub(super) fn check(self, limits: &Limits) -> Result<Vec<NewDocument>, InvalidInput> {
+        let raw = self.documents.unwrap_or_default();
+        if raw.len() > limits.add_documents {
+            return Err(InvalidInput::new(format!(
+                "{} documents in one request; at most {} are allowed: send them in several",
+                raw.len(),
+                limits.add_documents
+            )));
+        }
+        check_documents(raw)
+    }
 }
 
 /// A document as it is sent.
@@ -54,6 +72,18 @@ pub struct DocumentsAdded {
     truncated: Vec<String>,
 }
 
+impl DocumentsAdded {
+    pub(super) fn new(name: &CollectionName, added: Added) -> Self {
+        Self {
+            status: "added",
+            collection: name.to_string(),
+            count: added.ids.len(),
+            ids: added.ids.into_iter().map(DocumentId::into_string).collect(),
+            truncated: added.truncated.into_iter().map(DocumentId::into_string).collect(),
+        }
+    }
+}
+
 /// Add documents, all of them or none. An id that exists is replaced.
 #[utoipa::path(
     post, path = "/collections/{name}/documents", tag = "documents", request_body = AddDocuments,
@@ -72,24 +102,10 @@ pub async fn add(
     CollectionPath(name): CollectionPath,
     LargeJsonBody(body): LargeJsonBody<AddDocuments>,
 ) -> Result<Json<DocumentsAdded>, ApiError> {
-    let raw = body.documents.unwrap_or_default();
-    if raw.len() > state.limits.add_documents {
-        return Err(ApiError::bad_request(format!(
-            "{} documents in one request; at most {} are allowed: send them in several",
-            raw.len(),
-            state.limits.add_documents
-        )));
-    }
-    let documents = check_documents(raw)?;
+    let documents = body.check(&state.limits)?;
     let added = ragstone_rag::documents::add(&state.service, &name, documents).await?;
     metrics::counter!("ragstone_documents_added_total").increment(added.ids.len() as u64);
-    Ok(Json(DocumentsAdded {
-        status: "added",
-        collection: name.to_string(),
-        count: added.ids.len(),
-        ids: added.ids.into_iter().map(DocumentId::into_string).collect(),
-        truncated: added.truncated.into_iter().map(DocumentId::into_string).collect(),
-    }))
+    Ok(Json(DocumentsAdded::new(&name, added)))
 }
 
 #[derive(Serialize, ToSchema)]
@@ -116,6 +132,24 @@ pub struct DocumentList {
     total: u64,
 }
 
+impl From<DocumentPage> for DocumentList {
+    fn from(page: DocumentPage) -> Self {
+        Self {
+            count: page.documents.len(),
+            documents: page.documents.into_iter().map(Into::into).collect(),
+            total: page.total,
+        }
+    }
+}
+
+/// Which documents are asked for, and how many of them.
+pub(super) fn filter_and_page(params: &Params) -> Result<(Filter, Page), InvalidInput> {
+    let filter = params.get("where").filter(|text| !text.trim().is_empty()).map_or(Ok(Filter::everything()), Filter::parse_text)?;
+    let limit = params.count("limit", DEFAULT_LIMIT)?.min(MAX_LIMIT) as usize;
+    let offset = params.count("offset", 0)?;
+    Ok((filter, Page { limit, offset }))
+}
+
 /// Get documents by their metadata, in the order they were added.
 #[utoipa::path(
     get, path = "/collections/{name}/documents", tag = "documents",
@@ -136,15 +170,8 @@ pub async fn list(
     CollectionPath(name): CollectionPath,
     params: Params,
 ) -> Result<Json<DocumentList>, ApiError> {
-    let filter = params.get("where").filter(|text| !text.trim().is_empty()).map_or(Ok(Filter::everything()), Filter::parse_text)?;
-    let limit = params.count("limit", DEFAULT_LIMIT)?.min(MAX_LIMIT) as usize;
-    let offset = params.count("offset", 0)?;
-    let page = state.service.store.documents(&name, &filter, Page { limit, offset }).await?;
-    Ok(Json(DocumentList {
-        count: page.documents.len(),
-        documents: page.documents.into_iter().map(Into::into).collect(),
-        total: page.total,
-    }))
+    let (filter, page) = filter_and_page(&params)?;
+    Ok(Json(state.service.store.documents(&name, &filter, page).await?.into()))
 }
 
 /// Get one document.
@@ -161,6 +188,14 @@ pub async fn show(
     let parsed = DocumentId::parse(id.clone()).map_err(|_| missing())?;
     let document = state.service.store.document(&name, &parsed).await?.ok_or_else(missing)?;
     Ok(Json(document.into()))
+}
+
+/// A document may be called `all`, which is also the last word of the route that empties a collection.
+pub async fn show_named_all(
+    state: State<AppState>,
+    CollectionPath(name): CollectionPath,
+) -> Result<Json<DocumentBody>, ApiError> {
+    show(state, DocumentPath(name, "all".to_owned())).await
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -237,6 +272,12 @@ pub struct Emptied {
     count_deleted: u64,
 }
 
+impl Emptied {
+    pub(super) fn new(name: &CollectionName, count_deleted: u64) -> Self {
+        Self { status: "emptied", collection: name.to_string(), count_deleted }
+    }
+}
+
 /// Delete every document of a collection and keep the collection with its metadata.
 #[utoipa::path(
     delete, path = "/collections/{name}/documents/all", tag = "documents",
@@ -248,7 +289,7 @@ pub async fn empty(
     CollectionPath(name): CollectionPath,
 ) -> Result<Json<Emptied>, ApiError> {
     let count_deleted = state.service.store.empty(&name).await?;
-    Ok(Json(Emptied { status: "emptied", collection: name.to_string(), count_deleted }))
+    Ok(Json(Emptied::new(&name, count_deleted)))
 }
 
 #[derive(Serialize, ToSchema)]
@@ -258,6 +299,22 @@ pub struct MetadataValues {
     /// Numbers before strings, each ascending.
     values: Vec<Value>,
     count: usize,
+}
+
+impl MetadataValues {
+    pub(super) fn new(field: &str, values: Vec<Value>) -> Self {
+        Self { field: field.to_owned(), count: values.len(), values }
+    }
+}
+
+pub(super) fn required_field(params: &Params) -> Result<&str, ApiError> {
+    let field = params.get("field").filter(|field| !field.is_empty());
+    field.ok_or_else(|| ApiError::bad_request("Query parameter 'field' is required"))
+}
+
+/// The routes of metadata values have always said it in these words.
+pub(super) fn no_collection_to_read_values_of(name: &CollectionName) -> ApiError {
+    ApiError::not_found(format!("Collection '{name}' does not exist."))
 }
 
 /// The distinct values of a metadata field.
@@ -275,12 +332,10 @@ pub async fn metadata_values(
     CollectionPath(name): CollectionPath,
     params: Params,
 ) -> Result<Json<MetadataValues>, ApiError> {
-    let field = params.get("field").filter(|field| !field.is_empty());
-    let field = field.ok_or_else(|| ApiError::bad_request("Query parameter 'field' is required"))?;
+    let field = required_field(&params)?;
     let values = state.service.store.metadata_values(&name, field).await.map_err(|error| match error {
-        // This route has always said it in these words.
-        StoreError::CollectionNotFound(name) => ApiError::not_found(format!("Collection '{name}' does not exist.")),
+        StoreError::CollectionNotFound(name) => no_collection_to_read_values_of(&name),
         other => other.into(),
     })?;
-    Ok(Json(MetadataValues { field: field.to_owned(), count: values.len(), values }))
+    Ok(Json(MetadataValues::new(field, values)))
 }

@@ -71,19 +71,27 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     if bytes.iter().all(u8::is_ascii_whitespace) {
         return Err(ApiError::bad_request("The request body is empty: a JSON body is required"));
     }
-    serde_json::from_slice(bytes).map_err(|error| ApiError::bad_request(explain(&error)))
+    serde_json::from_slice(bytes).map_err(|error| ApiError::bad_request(explain::<T>(&error, bytes)))
 }
 
-/// Turns serde's wording into a sentence for whoever wrote the request.
-fn explain(error: &serde_json::Error) -> String {
-    let message = error.to_string();
+/// Turns serde's wording into a sentence for whoever wrote the request. The body is read again to
+/// find where in it the fault is, which only a faulty body pays for.
+fn explain<T: DeserializeOwned>(error: &serde_json::Error, bytes: &[u8]) -> String {
+    if !error.is_data() {
+        return format!("The request body is not valid JSON: {error}");
+    }
+    let reader = &mut serde_json::Deserializer::from_slice(bytes);
+    let Err(located) = serde_path_to_error::deserialize::<_, T>(reader) else {
+        return format!("Invalid request body: {error}");
+    };
+    let message = located.inner().to_string();
+    let message = message.split(" at line ").next().unwrap_or_default();
     if let Some(field) = message.strip_prefix("missing field `").and_then(|rest| rest.split('`').next()) {
         return format!("Field '{field}' is required");
     }
-    if error.is_data() {
-        format!("Invalid request body: {message}")
-    } else {
-        format!("The request body is not valid JSON: {message}")
+    match located.path().to_string().as_str() {
+        "." => format!("Invalid request body: {message}"),
+        path => format!("Invalid field '{path}': {message}"),
     }
 }
 
