@@ -226,9 +226,28 @@ def score(directory):
     return [float(f"{model.predict([pair])[0]:.7g}") for pair in PAIRS]
 
 
-def main(root):
+DEFAULT_MODEL_TEXTS = [
+    "How do I reset my password?",
+    "The quick brown fox jumps over the lazy dog.",
+    "",
+    "Zürich naïve 東京タワー 🦀",
+    "x" * 200,
+    "A cross-encoder reads the question and the passage together. " * 60,
+]
+
+
+def default_model(directory, target):
+    """Reference vectors of the real default model, whose files are not checked in."""
+    model = SentenceTransformer(directory, device="cpu")
+    vectors = [[float(f"{x:.6g}") for x in model.encode([text])[0].tolist()] for text in DEFAULT_MODEL_TEXTS]
+    target.write_text(json.dumps(dict(texts=DEFAULT_MODEL_TEXTS, vectors=vectors), ensure_ascii=False))
+
+
+def main(root, default_directory):
     transformers.logging.set_verbosity_error()
     shutil.rmtree(root, ignore_errors=True)
+    root.mkdir(parents=True)
+    default_model(default_directory, root / "all-minilm-l6-v2.json")
     for number, name in enumerate(ARCHITECTURES):
         save_base(root / name, name, seed=number)
     save_base(root / "bert-f16", "bert", seed=20, dtype=torch.float16)
@@ -243,7 +262,7 @@ def main(root):
          "linear.bias": torch.randn(24, generator=generator) * 0.3},
         root / "bert-dense" / "2_Dense" / "model.safetensors",
     )
-    for directory in sorted(root.iterdir()):
+    for directory in sorted(path for path in root.iterdir() if path.is_dir()):
         for name, content in LAYOUT.items():
             write_json(directory / name, content)
 
@@ -283,4 +302,6 @@ def main(root):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent / "crates/models/tests/fixtures"))
+    if len(sys.argv) != 2:
+        sys.exit(f"usage: {sys.argv[0]} DIRECTORY_OF_ALL_MINILM_L6_V2")
+    main(Path(__file__).parent.parent / "crates/models/tests/fixtures", sys.argv[1])

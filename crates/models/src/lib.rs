@@ -64,7 +64,10 @@ pub async fn open_embedder(
     entry: &config::LocalEntry,
     progress: hub::Progress<'_>,
 ) -> Result<LocalEmbedder, LoadError> {
-    let directory = hub.model_directory(&hub::ModelSource::parse(&entry.path), progress).await?;
+    let directory = match entry.path.as_str() {
+        default_model::ID => default_model::ensure(hub, progress).await?,
+        path => hub.model_directory(&hub::ModelSource::parse(path), progress).await?,
+    };
     let options = EmbedderOptions {
         id: entry.id.clone(),
         name: entry.path.clone(),

@@ -1,0 +1,161 @@
+//! Files that are missing, damaged, pickled or of another kind: a clear error each, never a panic.
+
+mod common;
+
+use std::path::Path;
+
+use common::{copy, cross_encoder, embedder, fixture};
+use ragstone_models::LoadError;
+
+fn error(directory: &Path) -> LoadError {
+    match embedder(directory) {
+        Ok(_) => panic!("{} was loaded", directory.display()),
+        Err(error) => error,
+    }
+}
+
+fn edit(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
+    let mut content = std::fs::read(path).unwrap();
+    change(&mut content);
+    std::fs::write(path, content).unwrap();
+}
+
+fn edit_json(path: &Path, change: impl FnOnce(&mut serde_json::Value)) {
+    let mut value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    change(&mut value);
+    std::fs::write(path, value.to_string()).unwrap();
+}
+
+#[test]
+fn missing_files_are_named() {
+    for file in ["config.json", "tokenizer.json", "model.safetensors", "1_Pooling/config.json"] {
+        let model = copy("bert");
+        std::fs::remove_file(model.path().join(file)).unwrap();
+        let message = error(model.path()).to_string();
+        assert!(message.contains(file.rsplit('/').next().unwrap()), "{message}");
+    }
+    assert!(matches!(error(Path::new("/nonexistent/model")), LoadError::NoDirectory(_)));
+    let sharded = copy("bert-sharded");
+    let shard = std::fs::read_dir(sharded.path()).unwrap().flatten().map(|entry| entry.path());
+    let shard = shard.into_iter().find(|path| path.extension().is_some_and(|e| e == "safetensors")).unwrap();
+    std::fs::remove_file(&shard).unwrap();
+    assert!(error(sharded.path()).to_string().contains(shard.file_name().unwrap().to_str().unwrap()));
+}
+
+#[test]
+fn pickled_weights_are_refused_with_the_reason() {
+    let model = copy("bert");
+    let weights = model.path().join("model.safetensors");
+    std::fs::rename(&weights, model.path().join("pytorch_model.bin")).unwrap();
+    let error = error(model.path());
+    assert!(matches!(error, LoadError::PickledWeights { .. }));
+    assert!(error.to_string().contains("safetensors") && error.to_string().contains("run code"));
+}
+
+#[test]
+fn damaged_weights_are_refused_wherever_the_damage_is() {
+    let whole = std::fs::read(fixture("bert").join("model.safetensors")).unwrap();
+    let header = u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+    let cases: [(&str, Vec<u8>); 8] = [
+        ("empty", Vec::new()),
+        ("only a length", whole[..8].to_vec()),
+        ("cut in the header", whole[..8 + header / 2].to_vec()),
+        ("cut in the data", whole[..whole.len() - 100].to_vec()),
+        ("too long", [&whole[..], &[0; 64]].concat()),
+        ("a header of exabytes", [&u64::MAX.to_le_bytes()[..], &whole[8..]].concat()),
+        ("a header that is no JSON", [&whole[..8], &vec![b'x'; header][..], &whole[8 + header..]].concat()),
+        ("a web page", b"<!DOCTYPE html><html>Not found</html>".to_vec()),
+    ];
+    for (case, content) in cases {
+        let model = copy("bert");
+        std::fs::write(model.path().join("model.safetensors"), content).unwrap();
+        let error = error(model.path());
+        assert!(matches!(error, LoadError::Malformed { .. }), "{case}: {error}");
+    }
+    // Every single damaged byte of the header either still describes the same tensors or is refused.
+    for at in (0..8 + header).step_by(37) {
+        let model = copy("bert");
+        edit(&model.path().join("model.safetensors"), |content| content[at] ^= 0x11);
+        drop(embedder(model.path()));
+    }
+}
+
+#[test]
+fn numbers_that_are_not_finite_are_refused() {
+    let model = copy("bert");
+    edit(&model.path().join("model.safetensors"), |content| {
+        let end = content.len();
+        content[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+    });
+    let message = error(model.path()).to_string();
+    assert!(message.contains("not finite"), "{message}");
+}
+
+#[test]
+fn a_configuration_that_does_not_fit_the_weights_is_refused() {
+    for (key, value) in [
+        ("hidden_size", 64),
+        ("intermediate_size", 57),
+        ("vocab_size", 9),
+        ("num_hidden_layers", 3),
+        ("num_attention_heads", 5),
+        ("max_position_embeddings", 0),
+        ("hidden_size", 1_000_000_000),
+    ] {
+        let model = copy("bert");
+        edit_json(&model.path().join("config.json"), |config| config[key] = value.into());
+        let message = error(model.path()).to_string();
+        assert!(!message.is_empty(), "{key}");
+    }
+    let model = copy("bert");
+    edit_json(&model.path().join("config.json"), |config| config["hidden_size"] = 64.into());
+    edit_json(&model.path().join("1_Pooling/config.json"), |config| config["word_embedding_dimension"] = 64.into());
+    assert!(matches!(error(model.path()), LoadError::WrongShape { .. }));
+}
+
+#[test]
+fn what_is_not_supported_is_refused_by_name_with_what_is() {
+    for (key, value, named) in [
+        ("model_type", "qwen3", "qwen3"),
+        ("hidden_act", "quick_gelu", "quick_gelu"),
+        ("position_embedding_type", "relative_key", "relative_key"),
+    ] {
+        let model = copy("bert");
+        edit_json(&model.path().join("config.json"), |config| config[key] = value.into());
+        let error = error(model.path());
+        assert!(matches!(&error, LoadError::Unsupported { .. }));
+        assert!(error.to_string().contains(named) && error.to_string().contains("supported are"), "{error}");
+    }
+    let model = copy("bert");
+    edit_json(&model.path().join("modules.json"), |modules| {
+        modules[2]["type"] = "sentence_transformers.models.LSTM".into();
+    });
+    assert!(error(model.path()).to_string().contains("LSTM"));
+    let model = copy("bert");
+    edit_json(&model.path().join("modules.json"), |modules| modules[1]["path"] = "../../etc".into());
+    assert!(error(model.path()).to_string().contains("../../etc"));
+}
+
+#[test]
+fn other_damaged_files_are_named() {
+    for file in ["config.json", "tokenizer.json", "modules.json", "1_Pooling/config.json", "sentence_bert_config.json"] {
+        let model = copy("bert");
+        edit(&model.path().join(file), |content| content.truncate(content.len() / 2));
+        let message = error(model.path()).to_string();
+        assert!(message.contains(file) && message.contains("damaged"), "{message}");
+    }
+    let model = copy("bert-sharded");
+    let index = model.path().join("model.safetensors.index.json");
+    edit_json(&index, |index| index["weight_map"] = serde_json::json!({"x": "../../../etc/passwd"}));
+    assert!(error(model.path()).to_string().contains("../../../etc/passwd"));
+}
+
+#[test]
+fn only_models_with_one_score_are_rerankers() {
+    let message = |name| match cross_encoder(&fixture(name)) {
+        Ok(_) => panic!("{name} was loaded"),
+        Err(error) => error.to_string(),
+    };
+    assert!(message("cross-two-labels").contains("2 labels"));
+    assert!(message("bert").contains("no classification head"));
+}

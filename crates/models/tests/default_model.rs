@@ -1,0 +1,28 @@
+//! The real default model, got as a user gets it, against vectors of sentence-transformers.
+
+mod common;
+
+use common::{cosine, embedder};
+use ragstone_core::model::{EmbedInput, Embedder, Role};
+use ragstone_models::default_model;
+use ragstone_models::hub::{Hub, HubSettings, silent};
+
+#[tokio::test]
+async fn the_default_model_agrees_with_sentence_transformers() {
+    let hub = Hub::new(HubSettings::from_env()).unwrap();
+    let directory = default_model::ensure(&hub, &silent).await.unwrap();
+    let model = embedder(&directory).unwrap();
+    assert_eq!((model.info().identity.dimensions, model.info().max_tokens), (384, Some(256)));
+    let file = std::fs::read(common::fixture("all-minilm-l6-v2.json")).unwrap();
+    let reference: serde_json::Value = serde_json::from_slice(&file).unwrap();
+    let texts: Vec<String> = serde_json::from_value(reference["texts"].clone()).unwrap();
+    let vectors: Vec<Vec<f32>> = serde_json::from_value(reference["vectors"].clone()).unwrap();
+    let inputs = texts.iter().cloned().map(EmbedInput::Text).collect();
+    let embeddings = model.embed(inputs, Role::Passage).await.unwrap();
+    for ((embedding, expected), text) in embeddings.iter().zip(&vectors).zip(&texts) {
+        let similarity = cosine(&embedding.vector, expected);
+        assert!(similarity > 0.99999, "{similarity} for {text:?}");
+    }
+    assert!(embeddings.last().unwrap().truncated);
+    assert_eq!(default_model::ensure(&hub, &silent).await.unwrap(), directory);
+}
