@@ -7,7 +7,9 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use ragstone_core::model::{EmbedInput, Embedder, Reranker, Role};
-use ragstone_models::{CrossEncoder, CrossEncoderOptions, EmbedderOptions, Engine, EngineOptions, LocalEmbedder};
+use ragstone_models::{
+    CrossEncoder, CrossEncoderOptions, EmbedderOptions, Engine, EngineOptions, LocalEmbedder,
+};
 use serde_json::{Value, json};
 
 type Failure = Box<dyn std::error::Error>;
@@ -21,8 +23,15 @@ struct Loaded {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Failure> {
     let threads = std::env::args().nth(1).map(|count| count.parse()).transpose()?;
-    let engine = Engine::start(EngineOptions { threads, ..EngineOptions::default() });
-    let mut loaded = Loaded { engine, embedder: None, cross_encoder: None };
+    let engine = Engine::start(EngineOptions {
+        threads,
+        ..EngineOptions::default()
+    });
+    let mut loaded = Loaded {
+        engine,
+        embedder: None,
+        cross_encoder: None,
+    };
     for line in std::io::stdin().lock().lines() {
         let answer = answer(&mut loaded, &serde_json::from_str(&line?)?).await?;
         writeln!(std::io::stdout(), "{answer}")?;
@@ -49,7 +58,10 @@ async fn answer(loaded: &mut Loaded, request: &Value) -> Result<Value, Failure> 
             Ok(json!({ "seconds": start.elapsed().as_secs_f64() }))
         }
         "load-cross-encoder" => {
-            let options = CrossEncoderOptions { name: "bench".to_owned(), directory: directory(request) };
+            let options = CrossEncoderOptions {
+                name: "bench".to_owned(),
+                directory: directory(request),
+            };
             loaded.cross_encoder = Some(CrossEncoder::load(&loaded.engine, &options)?);
             Ok(json!({ "seconds": start.elapsed().as_secs_f64() }))
         }
@@ -66,8 +78,13 @@ async fn answer(loaded: &mut Loaded, request: &Value) -> Result<Value, Failure> 
             Ok(json!({ "seconds": seconds, "tokens": tokens, "vectors": vectors }))
         }
         "score" => {
-            let model = loaded.cross_encoder.as_ref().ok_or("no cross-encoder is loaded")?;
-            let scores = model.score(request["query"].as_str().unwrap_or_default(), texts("texts")).await?;
+            let model = loaded
+                .cross_encoder
+                .as_ref()
+                .ok_or("no cross-encoder is loaded")?;
+            let scores = model
+                .score(request["query"].as_str().unwrap_or_default(), texts("texts"))
+                .await?;
             Ok(json!({ "seconds": start.elapsed().as_secs_f64(), "scores": scores }))
         }
         "memory" => Ok(json!({ "peak_mb": peak_memory_mb()? })),
@@ -81,7 +98,10 @@ fn directory(request: &Value) -> PathBuf {
 
 fn peak_memory_mb() -> Result<f64, Failure> {
     let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find(|line| line.starts_with("VmHWM")).ok_or("no VmHWM")?;
+    let line = status
+        .lines()
+        .find(|line| line.starts_with("VmHWM"))
+        .ok_or("no VmHWM")?;
     let kilobytes: f64 = line.split_whitespace().nth(1).ok_or("no number")?.parse()?;
     Ok(kilobytes / 1024.0)
 }

@@ -91,14 +91,21 @@ def export_onnx(directory, target):
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from transformers import AutoModel
 
-    model = AutoModel.from_pretrained(directory, attn_implementation="eager").eval()
+    class Encoder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = AutoModel.from_pretrained(directory, attn_implementation="eager").eval()
+
+        def forward(self, ids, mask, types):
+            return self.model(input_ids=ids, attention_mask=mask, token_type_ids=types).last_hidden_state
+
     ids = torch.ones(2, 8, dtype=torch.long)
     names = ["input_ids", "attention_mask", "token_type_ids"]
     axes = {name: {0: "batch", 1: "length"} for name in [*names, "hidden"]}
     plain, small = target / "model.onnx", target / "model-int8.onnx"
     with torch.no_grad():
         torch.onnx.export(
-            model, (ids, ids, ids * 0), str(plain), input_names=names, output_names=["hidden"], dynamic_axes=axes,
+            Encoder(), (ids, ids, ids * 0), str(plain), input_names=names, output_names=["hidden"], dynamic_axes=axes,
             opset_version=17, dynamo=False,
         )
     quantize_dynamic(str(plain), str(small), weight_type=QuantType.QInt8)

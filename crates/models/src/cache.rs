@@ -36,7 +36,12 @@ pub fn list(cache: &Path) -> Result<Vec<CachedModel>, HubError> {
     let entries = match std::fs::read_dir(cache) {
         Ok(entries) => entries,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(models),
-        Err(source) => return Err(HubError::Cache { path: cache.to_owned(), source }),
+        Err(source) => {
+            return Err(HubError::Cache {
+                path: cache.to_owned(),
+                source,
+            });
+        }
     };
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -69,7 +74,10 @@ pub fn remove(cache: &Path, id: &str) -> Result<u64, HubError> {
             continue;
         }
         freed += size_of(directory);
-        let unwritable = |source| HubError::Cache { path: directory.clone(), source };
+        let unwritable = |source| HubError::Cache {
+            path: directory.clone(),
+            source,
+        };
         std::fs::remove_dir_all(directory).map_err(unwritable)?;
     }
     Ok(freed)
@@ -80,10 +88,18 @@ fn describe(cache: &Path, id: &str) -> Option<CachedModel> {
     if !repository.root().is_dir() {
         return None;
     }
-    let snapshot = repository.snapshot_of(DEFAULT_REVISION).or_else(|| newest_snapshot(repository.root()));
-    let revision = snapshot.as_ref().and_then(|path| path.file_name()).map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    let snapshot = repository
+        .snapshot_of(DEFAULT_REVISION)
+        .or_else(|| newest_snapshot(repository.root()));
+    let revision = snapshot
+        .as_ref()
+        .and_then(|path| path.file_name())
+        .map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     let directory = snapshot.unwrap_or_else(|| repository.root().to_owned());
-    Some(CachedModel { bytes: size_of(repository.root()), ..inspect(id, revision, directory) })
+    Some(CachedModel {
+        bytes: size_of(repository.root()),
+        ..inspect(id, revision, directory)
+    })
 }
 
 fn package(cache: &Path) -> Option<CachedModel> {
@@ -92,7 +108,10 @@ fn package(cache: &Path) -> Option<CachedModel> {
         return None;
     }
     let revision = default_model::PACKAGE.to_owned();
-    Some(CachedModel { bytes: size_of(&directory), ..inspect(default_model::ID, revision, directory) })
+    Some(CachedModel {
+        bytes: size_of(&directory),
+        ..inspect(default_model::ID, revision, directory)
+    })
 }
 
 fn inspect(id: &str, revision: String, directory: PathBuf) -> CachedModel {
@@ -116,17 +135,23 @@ fn inspect(id: &str, revision: String, directory: PathBuf) -> CachedModel {
 
 fn newest_snapshot(root: &Path) -> Option<PathBuf> {
     let entries = std::fs::read_dir(root.join("snapshots")).ok()?;
-    let dated = entries.flatten().filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())));
+    let dated = entries
+        .flatten()
+        .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())));
     dated.max_by_key(|(time, _)| *time).map(|(_, path)| path)
 }
 
 /// Links are not followed, so a blob counts once.
 fn size_of(path: &Path) -> u64 {
-    let Ok(metadata) = std::fs::symlink_metadata(path) else { return 0 };
+    let Ok(metadata) = std::fs::symlink_metadata(path) else {
+        return 0;
+    };
     if !metadata.is_dir() {
         return if metadata.is_file() { metadata.len() } else { 0 };
     }
-    let Ok(entries) = std::fs::read_dir(path) else { return 0 };
+    let Ok(entries) = std::fs::read_dir(path) else {
+        return 0;
+    };
     entries.flatten().map(|entry| size_of(&entry.path())).sum()
 }
 
@@ -140,7 +165,10 @@ mod tests {
         let repository = RepositoryCache::new(cache.path(), "org/name");
         repository.create("abc1234").unwrap();
         let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/cross-bert");
-        for (number, file) in ["config.json", "tokenizer.json", "model.safetensors"].into_iter().enumerate() {
+        for (number, file) in ["config.json", "tokenizer.json", "model.safetensors"]
+            .into_iter()
+            .enumerate()
+        {
             let blob = format!("blob{number}");
             std::fs::copy(fixture.join(file), repository.blob(&blob)).unwrap();
             repository.link("abc1234", file, &blob).unwrap();
@@ -155,7 +183,10 @@ mod tests {
         let models = list(cache.path()).unwrap();
         assert_eq!(models.len(), 1);
         let model = &models[0];
-        assert_eq!((model.id.as_str(), model.revision.as_str()), ("org/name", "abc1234"));
+        assert_eq!(
+            (model.id.as_str(), model.revision.as_str()),
+            ("org/name", "abc1234")
+        );
         assert_eq!((model.kind, model.usable), (ModelKind::CrossEncoder, true));
         assert_eq!(model.architecture.as_deref(), Some("bert"));
         assert!(model.bytes > 50_000);

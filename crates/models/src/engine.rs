@@ -45,7 +45,11 @@ pub struct EngineOptions {
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        Self { threads: None, queue_tokens: 1 << 20, queue_requests: 1_024 }
+        Self {
+            threads: None,
+            queue_tokens: 1 << 20,
+            queue_requests: 1_024,
+        }
     }
 }
 
@@ -122,15 +126,24 @@ impl Engine {
     pub fn start(options: EngineOptions) -> Self {
         let available = || std::thread::available_parallelism().map_or(1, usize::from);
         let threads = options.threads.unwrap_or_else(available).max(1);
-        let shared =
-            Arc::new(Shared { options, threads, queue: Mutex::default(), wake: Condvar::new() });
+        let shared = Arc::new(Shared {
+            options,
+            threads,
+            queue: Mutex::default(),
+            wake: Condvar::new(),
+        });
         let spawn = |number| {
             let shared = shared.clone();
             let builder = std::thread::Builder::new().name(format!("model-{number}"));
-            builder.spawn(move || work(&shared)).map_err(|error| tracing::error!(%error, "no compute thread")).ok()
+            builder
+                .spawn(move || work(&shared))
+                .map_err(|error| tracing::error!(%error, "no compute thread"))
+                .ok()
         };
         let threads = (0..threads).filter_map(spawn).collect();
-        Self { running: Arc::new(Running { shared, threads }) }
+        Self {
+            running: Arc::new(Running { shared, threads }),
+        }
     }
 
     pub fn load(&self) -> EngineLoad {
@@ -152,7 +165,11 @@ impl Engine {
             return Ok(Vec::new());
         }
         let answer = self.running.shared.submit(model, sequences)?;
-        answer.await.unwrap_or_else(|_| Err(ModelError::Unavailable("the models are being shut down".to_owned())))
+        answer.await.unwrap_or_else(|_| {
+            Err(ModelError::Unavailable(
+                "the models are being shut down".to_owned(),
+            ))
+        })
     }
 }
 
@@ -187,18 +204,33 @@ impl Shared {
         let tokens = sequences.iter().map(|sequence| sequence.ids.len()).sum();
         let groups = cut(&sequences, tokens, self.threads);
         let (sender, receiver) = oneshot::channel();
-        let answer = Answer { rows: vec![Vec::new(); sequences.len()], missing: sequences.len(), sender: Some(sender) };
+        let answer = Answer {
+            rows: vec![Vec::new(); sequences.len()],
+            missing: sequences.len(),
+            sender: Some(sender),
+        };
         let mut queue = self.lock();
         queue.forget_cancelled();
         let full = queue.waiting.len() >= self.options.queue_requests
             || (tokens > SHORT_REQUEST && queue.waiting_tokens >= self.options.queue_tokens);
         if full {
-            return Err(ModelError::Overloaded { retry_after: queue.time_to_drain() });
+            return Err(ModelError::Overloaded {
+                retry_after: queue.time_to_drain(),
+            });
         }
-        let request = Arc::new(Request { model, sequences, answer: Mutex::new(answer) });
+        let request = Arc::new(Request {
+            model,
+            sequences,
+            answer: Mutex::new(answer),
+        });
         let clock = queue.clock;
         queue.waiting_tokens += tokens;
-        queue.waiting.push(Waiting { request, clock, groups, tokens });
+        queue.waiting.push(Waiting {
+            request,
+            clock,
+            groups,
+            tokens,
+        });
         drop(queue);
         self.wake.notify_all();
         Ok(receiver)
@@ -218,7 +250,11 @@ impl Queue {
     }
 
     fn time_to_drain(&self) -> Duration {
-        let rate = if self.tokens_per_second > 0.0 { self.tokens_per_second } else { 1_000.0 };
+        let rate = if self.tokens_per_second > 0.0 {
+            self.tokens_per_second
+        } else {
+            1_000.0
+        };
         Duration::from_secs_f64((self.waiting_tokens as f64 / rate).clamp(1.0, 60.0))
     }
 
@@ -233,7 +269,10 @@ impl Queue {
                 None => true,
                 Some(model) => {
                     Arc::ptr_eq(model, &waiting.request.model)
-                        && waiting.groups.front().is_some_and(|range| waiting.request.tokens(range) <= room)
+                        && waiting
+                            .groups
+                            .front()
+                            .is_some_and(|range| waiting.request.tokens(range) <= room)
                 }
             };
             let best = self
@@ -257,7 +296,10 @@ impl Queue {
             waiting.tokens -= tokens;
             self.waiting_tokens -= tokens;
             room = room.saturating_sub(tokens);
-            batch.push(Group { request: waiting.request.clone(), range });
+            batch.push(Group {
+                request: waiting.request.clone(),
+                range,
+            });
             if waiting.groups.is_empty() {
                 self.waiting.swap_remove(index);
             }
@@ -267,7 +309,10 @@ impl Queue {
 
 impl Request {
     fn tokens(&self, range: &Range<usize>) -> usize {
-        self.sequences[range.clone()].iter().map(|sequence| sequence.ids.len()).sum()
+        self.sequences[range.clone()]
+            .iter()
+            .map(|sequence| sequence.ids.len())
+            .sum()
     }
 
     fn answer(&self) -> MutexGuard<'_, Answer> {
@@ -276,7 +321,10 @@ impl Request {
 
     /// Somebody still waits for the answer, and it has not failed.
     fn is_wanted(&self) -> bool {
-        self.answer().sender.as_ref().is_some_and(|sender| !sender.is_closed())
+        self.answer()
+            .sender
+            .as_ref()
+            .is_some_and(|sender| !sender.is_closed())
     }
 
     fn deliver(&self, range: Range<usize>, rows: impl Iterator<Item = Vec<f32>>) {
@@ -339,8 +387,11 @@ fn work(shared: &Shared) {
                 drop(team);
                 let rate = tokens as f64 / start.elapsed().as_secs_f64().max(1e-6) * shared.threads as f64;
                 let mut queue = shared.lock();
-                queue.tokens_per_second =
-                    if queue.tokens_per_second > 0.0 { 0.9 * queue.tokens_per_second + 0.1 * rate } else { rate };
+                queue.tokens_per_second = if queue.tokens_per_second > 0.0 {
+                    0.9 * queue.tokens_per_second + 0.1 * rate
+                } else {
+                    rate
+                };
             }
         }
     }
@@ -375,16 +426,25 @@ fn next_task(shared: &Shared) -> Option<Task> {
 /// Whether it went well; a failure is reported to everybody who waits for a part of the batch.
 fn compute(batch: &[Group], team: &Team, scratch: &mut Scratch) -> bool {
     let Some(first) = batch.first() else { return true };
-    let sequences: Vec<&Sequence> = batch.iter().flat_map(|group| &group.request.sequences[group.range.clone()]).collect();
-    let outcome = catch_unwind(AssertUnwindSafe(|| first.request.model.compute(team, scratch, &sequences)));
+    let sequences: Vec<&Sequence> = batch
+        .iter()
+        .flat_map(|group| &group.request.sequences[group.range.clone()])
+        .collect();
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        first.request.model.compute(team, scratch, &sequences)
+    }));
     let failure = match outcome {
-        Ok(rows) if rows.len() != sequences.len() || rows.iter().flatten().any(|value| !value.is_finite()) => {
+        Ok(rows)
+            if rows.len() != sequences.len() || rows.iter().flatten().any(|value| !value.is_finite()) =>
+        {
             "the model computed numbers that are not finite"
         }
         Ok(rows) => {
             let mut rows = rows.into_iter();
             for group in batch {
-                group.request.deliver(group.range.clone(), rows.by_ref().take(group.range.len()));
+                group
+                    .request
+                    .deliver(group.range.clone(), rows.by_ref().take(group.range.len()));
             }
             return true;
         }

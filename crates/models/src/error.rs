@@ -28,7 +28,11 @@ pub enum LoadError {
     #[error("{} lacks the tensor '{name}'", path.display())]
     MissingTensor { path: PathBuf, name: String },
     #[error("tensor '{name}' has the shape {found:?} where config.json asks for {expected:?}")]
-    WrongShape { name: String, found: Vec<usize>, expected: Vec<usize> },
+    WrongShape {
+        name: String,
+        found: Vec<usize>,
+        expected: Vec<usize>,
+    },
     #[error("{0}")]
     NotAReranker(String),
     #[error(transparent)]
@@ -39,10 +43,16 @@ pub enum LoadError {
 
 impl LoadError {
     pub(crate) fn malformed(path: &Path, reason: impl ToString) -> Self {
-        Self::Malformed { path: path.to_owned(), reason: reason.to_string() }
+        Self::Malformed {
+            path: path.to_owned(),
+            reason: reason.to_string(),
+        }
     }
 
     pub(crate) fn unsupported(what: impl Into<String>, supported: impl Into<String>) -> Self {
-        Self::Unsupported { what: what.into(), supported: supported.into() }
+        Self::Unsupported {
+            what: what.into(),
+            supported: supported.into(),
+        }
     }
 }

@@ -57,6 +57,11 @@ pub use engine::{Engine, EngineOptions};
 pub use error::LoadError;
 pub use reranker::{CrossEncoder, CrossEncoderOptions};
 
+/// The instructions that the arithmetic uses on this processor, for logs and diagnosis.
+pub fn instruction_set() -> &'static str {
+    kernel::simd::Isa::detect().name()
+}
+
 /// Gets the files of an entry of `embeddings.yml`, downloading them if need be, and loads the model.
 pub async fn open_embedder(
     engine: &Engine,
@@ -66,7 +71,10 @@ pub async fn open_embedder(
 ) -> Result<LocalEmbedder, LoadError> {
     let directory = match entry.path.as_str() {
         default_model::ID => default_model::ensure(hub, progress).await?,
-        path => hub.model_directory(&hub::ModelSource::parse(path), progress).await?,
+        path => {
+            hub.model_directory(&hub::ModelSource::parse(path), progress)
+                .await?
+        }
     };
     let options = EmbedderOptions {
         id: entry.id.clone(),
@@ -87,7 +95,10 @@ pub async fn open_cross_encoder(
     progress: hub::Progress<'_>,
 ) -> Result<CrossEncoder, LoadError> {
     let directory = hub.model_directory(source, progress).await?;
-    let options = CrossEncoderOptions { name: source.to_string(), directory };
+    let options = CrossEncoderOptions {
+        name: source.to_string(),
+        directory,
+    };
     let engine = engine.clone();
     in_background(move || CrossEncoder::load(&engine, &options)).await
 }

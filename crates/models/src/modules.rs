@@ -103,11 +103,16 @@ pub(crate) struct Layout {
 impl Layout {
     pub(crate) fn read(directory: &Path) -> Result<Self, LoadError> {
         let entries: Vec<ModuleEntry> = json_optional(&directory.join("modules.json"))?.unwrap_or_default();
-        let mut layout = Self { encoder: directory.to_owned(), modules: Vec::new(), files: Vec::new() };
+        let mut layout = Self {
+            encoder: directory.to_owned(),
+            modules: Vec::new(),
+            files: Vec::new(),
+        };
         let mut encoders = 0;
         for entry in entries {
             // The path comes from a downloaded file and must stay inside the model's directory.
-            if entry.path.split(['/', '\\']).any(|part| part == "..") || Path::new(&entry.path).is_absolute() {
+            if entry.path.split(['/', '\\']).any(|part| part == "..") || Path::new(&entry.path).is_absolute()
+            {
                 let reason = format!("'{}' is no path inside the model's directory", entry.path);
                 return Err(LoadError::malformed(&directory.join("modules.json"), reason));
             }
@@ -124,7 +129,10 @@ impl Layout {
             }
         }
         if encoders > 1 {
-            return Err(LoadError::unsupported("more than one Transformer module", SUPPORTED_MODULES));
+            return Err(LoadError::unsupported(
+                "more than one Transformer module",
+                SUPPORTED_MODULES,
+            ));
         }
         Ok(layout)
     }
@@ -133,7 +141,10 @@ impl Layout {
 impl Layout {
     /// The configuration of each module that has one.
     pub(crate) fn required_files(&self) -> Vec<PathBuf> {
-        let with_config = self.modules.iter().filter(|(kind, _)| kind == "Pooling" || kind == "Dense");
+        let with_config = self
+            .modules
+            .iter()
+            .filter(|(kind, _)| kind == "Pooling" || kind == "Dense");
         with_config.map(|(_, path)| path.join("config.json")).collect()
     }
 }
@@ -143,7 +154,10 @@ impl Modules {
     pub(crate) fn load(layout: &Layout, hidden: usize) -> Result<Self, LoadError> {
         let mut modules = layout.modules.iter();
         let pooling = match modules.next() {
-            None => Pooling { modes: vec![PoolingMode::Mean], include_prompt: true },
+            None => Pooling {
+                modes: vec![PoolingMode::Mean],
+                include_prompt: true,
+            },
             Some((kind, path)) if kind == "Pooling" => Pooling::load(path, hidden)?,
             Some((kind, _)) => {
                 let what = format!("module '{kind}' right after the Transformer");
@@ -162,10 +176,19 @@ impl Modules {
                 "LayerNorm" => tail.push(Tail::LayerNorm(norm(&Weights::open(path)?, "norm", dimensions)?)),
                 "Normalize" => tail.push(Tail::Normalize),
                 "Dropout" => {}
-                other => return Err(LoadError::unsupported(format!("module '{other}'"), SUPPORTED_MODULES)),
+                other => {
+                    return Err(LoadError::unsupported(
+                        format!("module '{other}'"),
+                        SUPPORTED_MODULES,
+                    ));
+                }
             }
         }
-        Ok(Self { pooling, tail, dimensions })
+        Ok(Self {
+            pooling,
+            tail,
+            dimensions,
+        })
     }
 
     pub(crate) fn dimensions(&self) -> usize {
@@ -227,13 +250,19 @@ impl Pooling {
             Some(OneOrMany::Many(names)) => names,
             None => Vec::new(),
         };
-        let mut modes = names.iter().map(|name| PoolingMode::parse(name)).collect::<Result<Vec<_>, _>>()?;
+        let mut modes = names
+            .iter()
+            .map(|name| PoolingMode::parse(name))
+            .collect::<Result<Vec<_>, _>>()?;
         if modes.is_empty() {
             let flags = [
                 (config.pooling_mode_cls_token, PoolingMode::Cls),
                 (config.pooling_mode_max_tokens, PoolingMode::Max),
                 (config.pooling_mode_mean_tokens, PoolingMode::Mean),
-                (config.pooling_mode_mean_sqrt_len_tokens, PoolingMode::MeanSqrtLength),
+                (
+                    config.pooling_mode_mean_sqrt_len_tokens,
+                    PoolingMode::MeanSqrtLength,
+                ),
                 (config.pooling_mode_weightedmean_tokens, PoolingMode::WeightedMean),
                 (config.pooling_mode_lasttoken, PoolingMode::LastToken),
             ];
@@ -242,7 +271,10 @@ impl Pooling {
         if modes.is_empty() {
             modes.push(PoolingMode::Mean);
         }
-        Ok(Self { modes, include_prompt: config.include_prompt.unwrap_or(true) })
+        Ok(Self {
+            modes,
+            include_prompt: config.include_prompt.unwrap_or(true),
+        })
     }
 }
 
@@ -255,7 +287,10 @@ impl PoolingMode {
             "mean_sqrt_len_tokens" => Ok(Self::MeanSqrtLength),
             "weightedmean" => Ok(Self::WeightedMean),
             "lasttoken" => Ok(Self::LastToken),
-            other => Err(LoadError::unsupported(format!("pooling mode '{other}'"), SUPPORTED_POOLINGS)),
+            other => Err(LoadError::unsupported(
+                format!("pooling mode '{other}'"),
+                SUPPORTED_POOLINGS,
+            )),
         }
     }
 
@@ -272,18 +307,34 @@ impl PoolingMode {
                 let start = into.len();
                 into.extend_from_slice(row(from));
                 for index in from + 1..count {
-                    into[start..].iter_mut().zip(row(index)).for_each(|(highest, value)| *highest = highest.max(*value));
+                    into[start..]
+                        .iter_mut()
+                        .zip(row(index))
+                        .for_each(|(highest, value)| *highest = highest.max(*value));
                 }
             }
             Self::Mean | Self::MeanSqrtLength | Self::WeightedMean => {
-                let weight = |index: usize| if self == Self::WeightedMean { (index + 1) as f32 } else { 1.0 };
+                let weight = |index: usize| {
+                    if self == Self::WeightedMean {
+                        (index + 1) as f32
+                    } else {
+                        1.0
+                    }
+                };
                 let total: f32 = (from..count).map(weight).sum();
-                let scale = if self == Self::MeanSqrtLength { total.sqrt() } else { total };
+                let scale = if self == Self::MeanSqrtLength {
+                    total.sqrt()
+                } else {
+                    total
+                };
                 let start = into.len();
                 into.resize(start + hidden, 0.0);
                 for index in from..count {
                     let weight = weight(index) / scale;
-                    into[start..].iter_mut().zip(row(index)).for_each(|(sum, value)| *sum += weight * value);
+                    into[start..]
+                        .iter_mut()
+                        .zip(row(index))
+                        .for_each(|(sum, value)| *sum += weight * value);
                 }
             }
         }
@@ -293,7 +344,10 @@ impl PoolingMode {
 fn dense(path: &Path, from: usize) -> Result<(Linear, Finish), LoadError> {
     let config: DenseConfig = json_required(path, "config.json")?;
     if config.use_residual {
-        return Err(LoadError::unsupported("a Dense module with use_residual", "Dense modules without it"));
+        return Err(LoadError::unsupported(
+            "a Dense module with use_residual",
+            "Dense modules without it",
+        ));
     }
     if config.in_features != from {
         let reason = format!("it takes {} numbers, but gets {from}", config.in_features);
@@ -309,7 +363,13 @@ fn dense(path: &Path, from: usize) -> Result<(Linear, Finish), LoadError> {
     }
     let rows = weights.read("linear.weight", &[config.out_features, from])?;
     let bias = vec![0.0; config.out_features];
-    Ok((Linear { weights: Packed::from_rows(&rows, from, config.out_features), bias }, finish))
+    Ok((
+        Linear {
+            weights: Packed::from_rows(&rows, from, config.out_features),
+            bias,
+        },
+        finish,
+    ))
 }
 
 /// The activation that a configuration names by the path of its Python class.
@@ -321,14 +381,24 @@ pub(crate) fn torch_activation(path: &str) -> Result<Finish, LoadError> {
         "GELU" => Ok(Finish::Gelu),
         "SiLU" => Ok(Finish::Silu),
         "Sigmoid" => Ok(Finish::Sigmoid),
-        _ => Err(LoadError::unsupported(format!("activation function '{path}'"), SUPPORTED_ACTIVATIONS)),
+        _ => Err(LoadError::unsupported(
+            format!("activation function '{path}'"),
+            SUPPORTED_ACTIVATIONS,
+        )),
     }
 }
 
 /// A zero vector stays one, as in sentence-transformers.
 fn normalize(vector: &mut [f32]) {
-    let length = vector.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt().max(1e-12);
-    vector.iter_mut().for_each(|value| *value = (f64::from(*value) / length) as f32);
+    let length = vector
+        .iter()
+        .map(|value| f64::from(*value).powi(2))
+        .sum::<f64>()
+        .sqrt()
+        .max(1e-12);
+    vector
+        .iter_mut()
+        .for_each(|value| *value = (f64::from(*value) / length) as f32);
 }
 
 /// Applies an activation to one number.

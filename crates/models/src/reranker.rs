@@ -67,7 +67,11 @@ impl CrossEncoder {
             return Err(LoadError::NoDirectory(options.directory.clone()));
         }
         let model = CrossEncoderModel::load(&options.directory)?;
-        Ok(Self { engine: engine.clone(), model: Arc::new(model), name: options.name.clone() })
+        Ok(Self {
+            engine: engine.clone(),
+            model: Arc::new(model),
+            name: options.name.clone(),
+        })
     }
 
     /// Question and text together are cut to this many tokens.
@@ -89,8 +93,12 @@ impl CrossEncoderModel {
                 raw.labels()
             )));
         }
-        let sentence: SentenceConfig = json_optional(&directory.join("sentence_bert_config.json"))?.unwrap_or_default();
-        let options = TokenizerOptions { max_tokens: sentence.max_seq_length, lower_case: sentence.do_lower_case };
+        let sentence: SentenceConfig =
+            json_optional(&directory.join("sentence_bert_config.json"))?.unwrap_or_default();
+        let options = TokenizerOptions {
+            max_tokens: sentence.max_seq_length,
+            lower_case: sentence.do_lower_case,
+        };
         let saved: SavedConfig =
             json_optional(&directory.join("config_sentence_transformers.json"))?.unwrap_or_default();
         let activation = match saved.activation_fn.as_deref().or(raw.score_activation()) {
@@ -98,15 +106,27 @@ impl CrossEncoderModel {
             None => Finish::Sigmoid,
         };
         let tokenizer = TextTokenizer::load(directory, &config, &options)?;
-        Ok(Self { encoder: Encoder::load(&weights, config)?, tokenizer, head, activation })
+        Ok(Self {
+            encoder: Encoder::load(&weights, config)?,
+            tokenizer,
+            head,
+            activation,
+        })
     }
 }
 
 impl Head {
-    fn load(weights: &Weights, architecture: Architecture, hidden: usize, directory: &Path) -> Result<Self, LoadError> {
+    fn load(
+        weights: &Weights,
+        architecture: Architecture,
+        hidden: usize,
+        directory: &Path,
+    ) -> Result<Self, LoadError> {
         let (dense, dense_activation, output) = match architecture {
             Architecture::Bert => ("bert.pooler.dense", Finish::Tanh, "classifier"),
-            Architecture::Roberta | Architecture::Mpnet => ("classifier.dense", Finish::Tanh, "classifier.out_proj"),
+            Architecture::Roberta | Architecture::Mpnet => {
+                ("classifier.dense", Finish::Tanh, "classifier.out_proj")
+            }
             Architecture::DistilBert => ("pre_classifier", Finish::Relu, "classifier"),
         };
         let Some(shape) = weights.shape(&format!("{output}.weight")) else {
@@ -135,10 +155,17 @@ impl Compute for CrossEncoderModel {
         self.encoder.forward(team, scratch, sequences, Wanted::First);
         let states = scratch.states(hidden);
         let mut pooled = vec![0.0; states.len()];
-        self.head.dense.apply(team, states, &mut pooled, Start::Zero, self.head.dense_activation);
+        self.head
+            .dense
+            .apply(team, states, &mut pooled, Start::Zero, self.head.dense_activation);
         let mut scores = vec![0.0; sequences.len()];
-        self.head.output.apply(team, &pooled, &mut scores, Start::Zero, Finish::Nothing);
-        scores.into_iter().map(|score| vec![activate_one(self.activation, score)]).collect()
+        self.head
+            .output
+            .apply(team, &pooled, &mut scores, Start::Zero, Finish::Nothing);
+        scores
+            .into_iter()
+            .map(|score| vec![activate_one(self.activation, score)])
+            .collect()
     }
 }
 
@@ -149,9 +176,13 @@ impl Reranker for CrossEncoder {
     }
 
     async fn score(&self, query: &str, texts: Vec<String>) -> Result<Vec<f32>, ModelError> {
-        let tokenize = |model: &CrossEncoderModel, query: &str, texts: &[String]| -> Result<Vec<Sequence>, ModelError> {
-            texts.iter().map(|text| Ok(model.tokenizer.encode_pair(query, text)?.sequence)).collect()
-        };
+        let tokenize =
+            |model: &CrossEncoderModel, query: &str, texts: &[String]| -> Result<Vec<Sequence>, ModelError> {
+                texts
+                    .iter()
+                    .map(|text| Ok(model.tokenizer.encode_pair(query, text)?.sequence))
+                    .collect()
+            };
         let bytes: usize = texts.iter().map(|text| text.len() + query.len()).sum();
         let sequences = if bytes <= INLINE_BYTES {
             tokenize(&self.model, query, &texts)?

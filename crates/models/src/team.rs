@@ -53,7 +53,10 @@ const SPINS: usize = 2_000;
 impl Team {
     /// The calling thread alone.
     pub(crate) fn solo() -> Self {
-        Self { shared: None, size: 1 }
+        Self {
+            shared: None,
+            size: 1,
+        }
     }
 
     /// The calling thread and up to `helpers` others, each of which needs one of the invitations.
@@ -70,8 +73,18 @@ impl Team {
             failed: AtomicBool::new(false),
             dissolved: AtomicBool::new(false),
         });
-        let invitations = (0..helpers).map(|_| Helper { shared: shared.clone() }).collect();
-        (Self { shared: Some(shared), size: helpers + 1 }, invitations)
+        let invitations = (0..helpers)
+            .map(|_| Helper {
+                shared: shared.clone(),
+            })
+            .collect();
+        (
+            Self {
+                shared: Some(shared),
+                size: helpers + 1,
+            },
+            invitations,
+        )
     }
 
     /// The most threads that may take part.
@@ -168,7 +181,11 @@ fn wait_until(condition: impl Fn() -> bool) {
     let mut spins = 0;
     while !condition() {
         spins += 1;
-        if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+        if spins < SPINS {
+            std::hint::spin_loop()
+        } else {
+            std::thread::yield_now()
+        }
     }
 }
 

@@ -5,7 +5,9 @@ use std::path::Path;
 use ragstone_core::model::ModelError;
 use serde::Deserialize;
 use tokenizers::normalizers::{Lowercase, Sequence as NormalizerSequence};
-use tokenizers::utils::truncation::{TruncationDirection, TruncationParams, TruncationStrategy, truncate_encodings};
+use tokenizers::utils::truncation::{
+    TruncationDirection, TruncationParams, TruncationStrategy, truncate_encodings,
+};
 use tokenizers::{Encoding, NormalizerWrapper, PostProcessor, Token, Tokenizer};
 
 use crate::encoder::Sequence;
@@ -45,7 +47,11 @@ struct TokenizerConfig {
 }
 
 impl TextTokenizer {
-    pub(crate) fn load(directory: &Path, encoder: &EncoderConfig, options: &TokenizerOptions) -> Result<Self, LoadError> {
+    pub(crate) fn load(
+        directory: &Path,
+        encoder: &EncoderConfig,
+        options: &TokenizerOptions,
+    ) -> Result<Self, LoadError> {
         let path = directory.join("tokenizer.json");
         let bytes = read_required(directory, "tokenizer.json")?;
         let malformed = |error: tokenizers::Error| LoadError::malformed(&path, error);
@@ -56,11 +62,19 @@ impl TextTokenizer {
         if options.lower_case {
             lower_case_first(&mut tokenizer).map_err(malformed)?;
         }
-        let config: TokenizerConfig = json_optional(&directory.join("tokenizer_config.json"))?.unwrap_or_default();
-        let own_limit = config.model_max_length.filter(|limit| *limit >= 1.0).map_or(usize::MAX, |limit| limit as usize);
-        let max_tokens =
-            options.max_tokens.unwrap_or_else(|| own_limit.min(encoder.positions)).min(encoder.longest_sequence());
-        let specials = tokenizer.get_post_processor().map_or(0, |processor| processor.added_tokens(true));
+        let config: TokenizerConfig =
+            json_optional(&directory.join("tokenizer_config.json"))?.unwrap_or_default();
+        let own_limit = config
+            .model_max_length
+            .filter(|limit| *limit >= 1.0)
+            .map_or(usize::MAX, |limit| limit as usize);
+        let max_tokens = options
+            .max_tokens
+            .unwrap_or_else(|| own_limit.min(encoder.positions))
+            .min(encoder.longest_sequence());
+        let specials = tokenizer
+            .get_post_processor()
+            .map_or(0, |processor| processor.added_tokens(true));
         if max_tokens <= specials {
             let reason = format!("{max_tokens} tokens leave no room for text beside {specials} special ones");
             return Err(LoadError::malformed(&path, reason));
@@ -70,7 +84,13 @@ impl TextTokenizer {
             _ => TruncationDirection::Right,
         };
         let typed = encoder.architecture == Architecture::Bert && encoder.token_types > 1;
-        Ok(Self { tokenizer, max_tokens, direction, typed, vocabulary: encoder.vocabulary })
+        Ok(Self {
+            tokenizer,
+            max_tokens,
+            direction,
+            typed,
+            vocabulary: encoder.vocabulary,
+        })
     }
 
     pub(crate) fn max_tokens(&self) -> usize {
@@ -78,7 +98,10 @@ impl TextTokenizer {
     }
 
     pub(crate) fn count(&self, text: &str) -> Option<usize> {
-        self.tokenizer.encode_fast(text, false).ok().map(|encoding| encoding.len())
+        self.tokenizer
+            .encode_fast(text, false)
+            .ok()
+            .map(|encoding| encoding.len())
     }
 
     pub(crate) fn encode(&self, text: &str) -> Result<Tokenized, ModelError> {
@@ -101,7 +124,10 @@ impl TextTokenizer {
             TruncationDirection::Left => drop(all.drain(..excess)),
             TruncationDirection::Right => all.truncate(all.len() - excess),
         }
-        let tokens = all.into_iter().map(|id| Token::new(id, String::new(), (0, 0))).collect();
+        let tokens = all
+            .into_iter()
+            .map(|id| Token::new(id, String::new(), (0, 0)))
+            .collect();
         self.finish(Encoding::from_tokens(tokens, 0), None)
     }
 
@@ -118,7 +144,10 @@ impl TextTokenizer {
         let mut bytes = WHOLE.max(self.max_tokens * 16);
         while bytes < text.len() && self.direction == TruncationDirection::Right {
             let end = text.floor_char_boundary(bytes);
-            let end = text[..end].rfind(char::is_whitespace).filter(|at| *at > end / 2).unwrap_or(end);
+            let end = text[..end]
+                .rfind(char::is_whitespace)
+                .filter(|at| *at > end / 2)
+                .unwrap_or(end);
             let encoding = self.tokenizer.encode_fast(&text[..end], false).map_err(failed)?;
             // Cutting may change the last tokens of the part, never those far before its end.
             if encoding.len() > 2 * self.max_tokens {
@@ -130,8 +159,10 @@ impl TextTokenizer {
     }
 
     fn finish(&self, first: Encoding, second: Option<Encoding>) -> Result<Tokenized, ModelError> {
-        let specials =
-            self.tokenizer.get_post_processor().map_or(0, |processor| processor.added_tokens(second.is_some()));
+        let specials = self
+            .tokenizer
+            .get_post_processor()
+            .map_or(0, |processor| processor.added_tokens(second.is_some()));
         let room = self.max_tokens - specials;
         let truncated = first.len() + second.as_ref().map_or(0, Encoding::len) > room;
         let params = TruncationParams {
@@ -144,14 +175,30 @@ impl TextTokenizer {
         let encoding = self.tokenizer.post_process(first, second, true).map_err(failed)?;
         let ids = encoding.get_ids().to_vec();
         if ids.is_empty() {
-            return Err(ModelError::InvalidInput("the text has no token that the model could read".to_owned()));
+            return Err(ModelError::InvalidInput(
+                "the text has no token that the model could read".to_owned(),
+            ));
         }
         if let Some(id) = ids.iter().find(|id| **id as usize >= self.vocabulary) {
-            let message = format!("token {id} is not in the model's vocabulary of {} tokens", self.vocabulary);
+            let message = format!(
+                "token {id} is not in the model's vocabulary of {} tokens",
+                self.vocabulary
+            );
             return Err(ModelError::InvalidInput(message));
         }
-        let types = if self.typed { encoding.get_type_ids().to_vec() } else { Vec::new() };
-        Ok(Tokenized { sequence: Sequence { ids, types, pool_from: 0 }, truncated })
+        let types = if self.typed {
+            encoding.get_type_ids().to_vec()
+        } else {
+            Vec::new()
+        };
+        Ok(Tokenized {
+            sequence: Sequence {
+                ids,
+                types,
+                pool_from: 0,
+            },
+            truncated,
+        })
     }
 }
 

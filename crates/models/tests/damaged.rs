@@ -28,18 +28,36 @@ fn edit_json(path: &Path, change: impl FnOnce(&mut serde_json::Value)) {
 
 #[test]
 fn missing_files_are_named() {
-    for file in ["config.json", "tokenizer.json", "model.safetensors", "1_Pooling/config.json"] {
+    for file in [
+        "config.json",
+        "tokenizer.json",
+        "model.safetensors",
+        "1_Pooling/config.json",
+    ] {
         let model = copy("bert");
         std::fs::remove_file(model.path().join(file)).unwrap();
         let message = error(model.path()).to_string();
         assert!(message.contains(file.rsplit('/').next().unwrap()), "{message}");
     }
-    assert!(matches!(error(Path::new("/nonexistent/model")), LoadError::NoDirectory(_)));
+    assert!(matches!(
+        error(Path::new("/nonexistent/model")),
+        LoadError::NoDirectory(_)
+    ));
     let sharded = copy("bert-sharded");
-    let shard = std::fs::read_dir(sharded.path()).unwrap().flatten().map(|entry| entry.path());
-    let shard = shard.into_iter().find(|path| path.extension().is_some_and(|e| e == "safetensors")).unwrap();
+    let shard = std::fs::read_dir(sharded.path())
+        .unwrap()
+        .flatten()
+        .map(|entry| entry.path());
+    let shard = shard
+        .into_iter()
+        .find(|path| path.extension().is_some_and(|e| e == "safetensors"))
+        .unwrap();
     std::fs::remove_file(&shard).unwrap();
-    assert!(error(sharded.path()).to_string().contains(shard.file_name().unwrap().to_str().unwrap()));
+    assert!(
+        error(sharded.path())
+            .to_string()
+            .contains(shard.file_name().unwrap().to_str().unwrap())
+    );
 }
 
 #[test]
@@ -62,8 +80,14 @@ fn damaged_weights_are_refused_wherever_the_damage_is() {
         ("cut in the header", whole[..8 + header / 2].to_vec()),
         ("cut in the data", whole[..whole.len() - 100].to_vec()),
         ("too long", [&whole[..], &[0; 64]].concat()),
-        ("a header of exabytes", [&u64::MAX.to_le_bytes()[..], &whole[8..]].concat()),
-        ("a header that is no JSON", [&whole[..8], &vec![b'x'; header][..], &whole[8 + header..]].concat()),
+        (
+            "a header of exabytes",
+            [&u64::MAX.to_le_bytes()[..], &whole[8..]].concat(),
+        ),
+        (
+            "a header that is no JSON",
+            [&whole[..8], &vec![b'x'; header][..], &whole[8 + header..]].concat(),
+        ),
         ("a web page", b"<!DOCTYPE html><html>Not found</html>".to_vec()),
     ];
     for (case, content) in cases {
@@ -75,7 +99,9 @@ fn damaged_weights_are_refused_wherever_the_damage_is() {
     // Every single damaged byte of the header either still describes the same tensors or is refused.
     for at in (0..8 + header).step_by(37) {
         let model = copy("bert");
-        edit(&model.path().join("model.safetensors"), |content| content[at] ^= 0x11);
+        edit(&model.path().join("model.safetensors"), |content| {
+            content[at] ^= 0x11
+        });
         drop(embedder(model.path()));
     }
 }
@@ -84,8 +110,9 @@ fn damaged_weights_are_refused_wherever_the_damage_is() {
 fn numbers_that_are_not_finite_are_refused() {
     let model = copy("bert");
     edit(&model.path().join("model.safetensors"), |content| {
-        let end = content.len();
-        content[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+        // The first tensor by name, and so in the file, belongs to the embeddings and is read.
+        let header = u64::from_le_bytes(content[..8].try_into().unwrap()) as usize;
+        content[8 + header..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
     });
     let message = error(model.path()).to_string();
     assert!(message.contains("not finite"), "{message}");
@@ -103,13 +130,19 @@ fn a_configuration_that_does_not_fit_the_weights_is_refused() {
         ("hidden_size", 1_000_000_000),
     ] {
         let model = copy("bert");
-        edit_json(&model.path().join("config.json"), |config| config[key] = value.into());
+        edit_json(&model.path().join("config.json"), |config| {
+            config[key] = value.into()
+        });
         let message = error(model.path()).to_string();
         assert!(!message.is_empty(), "{key}");
     }
     let model = copy("bert");
-    edit_json(&model.path().join("config.json"), |config| config["hidden_size"] = 64.into());
-    edit_json(&model.path().join("1_Pooling/config.json"), |config| config["word_embedding_dimension"] = 64.into());
+    edit_json(&model.path().join("config.json"), |config| {
+        config["hidden_size"] = 64.into()
+    });
+    edit_json(&model.path().join("1_Pooling/config.json"), |config| {
+        config["word_embedding_dimension"] = 64.into()
+    });
     assert!(matches!(error(model.path()), LoadError::WrongShape { .. }));
 }
 
@@ -121,10 +154,15 @@ fn what_is_not_supported_is_refused_by_name_with_what_is() {
         ("position_embedding_type", "relative_key", "relative_key"),
     ] {
         let model = copy("bert");
-        edit_json(&model.path().join("config.json"), |config| config[key] = value.into());
+        edit_json(&model.path().join("config.json"), |config| {
+            config[key] = value.into()
+        });
         let error = error(model.path());
         assert!(matches!(&error, LoadError::Unsupported { .. }));
-        assert!(error.to_string().contains(named) && error.to_string().contains("supported are"), "{error}");
+        assert!(
+            error.to_string().contains(named) && error.to_string().contains("supported are"),
+            "{error}"
+        );
     }
     let model = copy("bert");
     edit_json(&model.path().join("modules.json"), |modules| {
@@ -132,21 +170,33 @@ fn what_is_not_supported_is_refused_by_name_with_what_is() {
     });
     assert!(error(model.path()).to_string().contains("LSTM"));
     let model = copy("bert");
-    edit_json(&model.path().join("modules.json"), |modules| modules[1]["path"] = "../../etc".into());
+    edit_json(&model.path().join("modules.json"), |modules| {
+        modules[1]["path"] = "../../etc".into()
+    });
     assert!(error(model.path()).to_string().contains("../../etc"));
 }
 
 #[test]
 fn other_damaged_files_are_named() {
-    for file in ["config.json", "tokenizer.json", "modules.json", "1_Pooling/config.json", "sentence_bert_config.json"] {
+    for file in [
+        "config.json",
+        "tokenizer.json",
+        "modules.json",
+        "1_Pooling/config.json",
+        "sentence_bert_config.json",
+    ] {
         let model = copy("bert");
-        edit(&model.path().join(file), |content| content.truncate(content.len() / 2));
+        edit(&model.path().join(file), |content| {
+            content.truncate(content.len() / 2)
+        });
         let message = error(model.path()).to_string();
         assert!(message.contains(file) && message.contains("damaged"), "{message}");
     }
     let model = copy("bert-sharded");
     let index = model.path().join("model.safetensors.index.json");
-    edit_json(&index, |index| index["weight_map"] = serde_json::json!({"x": "../../../etc/passwd"}));
+    edit_json(&index, |index| {
+        index["weight_map"] = serde_json::json!({"x": "../../../etc/passwd"})
+    });
     assert!(error(model.path()).to_string().contains("../../../etc/passwd"));
 }
 

@@ -12,7 +12,10 @@ async fn the_default_model_agrees_with_sentence_transformers() {
     let hub = Hub::new(HubSettings::from_env()).unwrap();
     let directory = default_model::ensure(&hub, &silent).await.unwrap();
     let model = embedder(&directory).unwrap();
-    assert_eq!((model.info().identity.dimensions, model.info().max_tokens), (384, Some(256)));
+    assert_eq!(
+        (model.info().identity.dimensions, model.info().max_tokens),
+        (384, Some(256))
+    );
     let file = std::fs::read(common::fixture("all-minilm-l6-v2.json")).unwrap();
     let reference: serde_json::Value = serde_json::from_slice(&file).unwrap();
     let texts: Vec<String> = serde_json::from_value(reference["texts"].clone()).unwrap();

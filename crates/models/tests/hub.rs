@@ -29,7 +29,12 @@ struct Reply {
 }
 
 fn reply(status: &'static str, body: impl Into<Vec<u8>>) -> Reply {
-    Reply { status, headers: Vec::new(), body: body.into(), sent: None }
+    Reply {
+        status,
+        headers: Vec::new(),
+        body: body.into(),
+        sent: None,
+    }
 }
 
 type Seen = Arc<Mutex<Vec<Request>>>;
@@ -53,17 +58,32 @@ async fn serve(answer: impl Fn(&Request, usize) -> Reply + Send + Sync + 'static
             }
             let head = String::from_utf8(head).unwrap();
             let mut lines = head.lines();
-            let Some(path) = lines.next().and_then(|line| line.split(' ').nth(1)) else { continue };
+            let Some(path) = lines.next().and_then(|line| line.split(' ').nth(1)) else {
+                continue;
+            };
             let headers = lines
                 .filter_map(|line| line.split_once(": "))
                 .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
                 .collect();
-            let request = Request { path: path.to_owned(), headers };
+            let request = Request {
+                path: path.to_owned(),
+                headers,
+            };
             let number = record.lock().unwrap().len();
-            let Reply { status, headers, body, sent } = answer(&request, number);
+            let Reply {
+                status,
+                headers,
+                body,
+                sent,
+            } = answer(&request, number);
             record.lock().unwrap().push(request);
-            let mut text = format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {}\r\n", body.len());
-            headers.iter().for_each(|(name, value)| text += &format!("{name}: {value}\r\n"));
+            let mut text = format!(
+                "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {}\r\n",
+                body.len()
+            );
+            headers
+                .iter()
+                .for_each(|(name, value)| text += &format!("{name}: {value}\r\n"));
             text += "\r\n";
             drop(socket.write_all(text.as_bytes()).await);
             drop(socket.write_all(&body[..sent.unwrap_or(body.len())]).await);
@@ -82,14 +102,30 @@ struct Repository {
 
 impl Repository {
     fn new() -> Self {
-        let names = ["config.json", "tokenizer.json", "tokenizer_config.json", "modules.json", "1_Pooling/config.json",
-            "sentence_bert_config.json", "model.safetensors"];
+        let names = [
+            "config.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "modules.json",
+            "1_Pooling/config.json",
+            "sentence_bert_config.json",
+            "model.safetensors",
+        ];
         let read = |name: &str| std::fs::read(common::fixture("bert").join(name)).unwrap();
-        let mut files: HashMap<String, Vec<u8>> = names.iter().map(|name| (name.to_string(), read(name))).collect();
-        for unwanted in ["README.md", "pytorch_model.bin", "onnx/model.onnx", "../evil.json"] {
+        let mut files: HashMap<String, Vec<u8>> =
+            names.iter().map(|name| (name.to_string(), read(name))).collect();
+        for unwanted in [
+            "README.md",
+            "pytorch_model.bin",
+            "onnx/model.onnx",
+            "../evil.json",
+        ] {
             files.insert(unwanted.to_owned(), b"not wanted".to_vec());
         }
-        Self { files, wrong_checksum: false }
+        Self {
+            files,
+            wrong_checksum: false,
+        }
     }
 
     fn description(&self) -> Reply {
@@ -102,19 +138,30 @@ impl Repository {
             let lfs = name.ends_with(".safetensors").then(|| serde_json::json!({"sha256": hex(&hash), "size": content.len()}));
             serde_json::json!({"rfilename": name, "size": content.len(), "blobId": hex(&hash[..20]), "lfs": lfs})
         }).collect();
-        reply("200 OK", serde_json::json!({"sha": COMMIT, "siblings": siblings}).to_string())
+        reply(
+            "200 OK",
+            serde_json::json!({"sha": COMMIT, "siblings": siblings}).to_string(),
+        )
     }
 
     fn answer(&self, request: &Request) -> Reply {
         if request.path.starts_with(&format!("/api/models/{ID}/revision/")) {
             return self.description();
         }
-        let name = request.path.strip_prefix(&format!("/{ID}/resolve/{COMMIT}/")).unwrap_or_default();
-        let Some(content) = self.files.get(name) else { return reply("404 Not Found", "") };
+        let name = request
+            .path
+            .strip_prefix(&format!("/{ID}/resolve/{COMMIT}/"))
+            .unwrap_or_default();
+        let Some(content) = self.files.get(name) else {
+            return reply("404 Not Found", "");
+        };
         match range_start(request) {
             Some(start) => {
                 let range = format!("bytes {start}-{}/{}", content.len() - 1, content.len());
-                Reply { headers: vec![("content-range", range)], ..reply("206 Partial Content", &content[start..]) }
+                Reply {
+                    headers: vec![("content-range", range)],
+                    ..reply("206 Partial Content", &content[start..])
+                }
             }
             None => reply("200 OK", content.clone()),
         }
@@ -122,7 +169,13 @@ impl Repository {
 }
 
 fn range_start(request: &Request) -> Option<usize> {
-    request.headers.get("range")?.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok()
+    request
+        .headers
+        .get("range")?
+        .strip_prefix("bytes=")?
+        .strip_suffix('-')?
+        .parse()
+        .ok()
 }
 
 fn settings(endpoint: &str, cache: &tempfile::TempDir) -> HubSettings {
@@ -136,7 +189,10 @@ fn settings(endpoint: &str, cache: &tempfile::TempDir) -> HubSettings {
 }
 
 async fn pull(endpoint: &str, cache: &tempfile::TempDir) -> Result<PathBuf, HubError> {
-    Hub::new(settings(endpoint, cache)).unwrap().pull(ID, "main", &silent).await
+    Hub::new(settings(endpoint, cache))
+        .unwrap()
+        .pull(ID, "main", &silent)
+        .await
 }
 
 #[tokio::test]
@@ -145,28 +201,65 @@ async fn downloads_what_is_needed_once_and_lays_it_out_as_others_expect() {
     let (endpoint, seen) = serve(move |request, _| repository.answer(request)).await;
     let cache = tempfile::tempdir().unwrap();
     let events = Mutex::new(Vec::new());
-    let hub = Hub::new(HubSettings { token: Some("secret".into()), ..settings(&endpoint, &cache) }).unwrap();
+    let hub = Hub::new(HubSettings {
+        token: Some("secret".into()),
+        ..settings(&endpoint, &cache)
+    })
+    .unwrap();
     let record = |event: ProgressEvent<'_>| events.lock().unwrap().push(format!("{event:?}"));
     let source = ModelSource::parse(ID);
     let directory = hub.model_directory(&source, &record).await.unwrap();
-    assert_eq!(directory, cache.path().join("models--org--name/snapshots").join(COMMIT));
-    assert_eq!(std::fs::read_to_string(cache.path().join("models--org--name/refs/main")).unwrap(), COMMIT);
+    assert_eq!(
+        directory,
+        cache.path().join("models--org--name/snapshots").join(COMMIT)
+    );
+    assert_eq!(
+        std::fs::read_to_string(cache.path().join("models--org--name/refs/main")).unwrap(),
+        COMMIT
+    );
     common::embedder(&directory).unwrap();
     assert!(!directory.join("README.md").exists() && !directory.join("pytorch_model.bin").exists());
-    assert!(!cache.path().join("models--org--name/snapshots/evil.json").exists());
+    assert!(
+        !cache
+            .path()
+            .join("models--org--name/snapshots/evil.json")
+            .exists()
+    );
     {
         let seen = seen.lock().unwrap();
-        assert!(seen.iter().all(|request| request.headers["authorization"] == "Bearer secret"));
-        assert!(!seen.iter().any(|request| request.path.contains("README") || request.path.contains("evil")));
+        assert!(
+            seen.iter()
+                .all(|request| request.headers["authorization"] == "Bearer secret")
+        );
+        assert!(
+            !seen
+                .iter()
+                .any(|request| request.path.contains("README") || request.path.contains("evil"))
+        );
     }
     let events = events.into_inner().unwrap();
-    assert!(events.iter().any(|event| event.contains("Finished") && event.contains("model.safetensors")));
+    assert!(
+        events
+            .iter()
+            .any(|event| event.contains("Finished") && event.contains("model.safetensors"))
+    );
 
     let asked = seen.lock().unwrap().len();
     assert_eq!(hub.model_directory(&source, &silent).await.unwrap(), directory);
-    assert_eq!(seen.lock().unwrap().len(), asked, "a cached model needs no request");
-    let offline = Hub::new(HubSettings { offline: true, ..settings(&endpoint, &cache) }).unwrap();
-    assert_eq!(offline.model_directory(&source, &silent).await.unwrap(), directory);
+    assert_eq!(
+        seen.lock().unwrap().len(),
+        asked,
+        "a cached model needs no request"
+    );
+    let offline = Hub::new(HubSettings {
+        offline: true,
+        ..settings(&endpoint, &cache)
+    })
+    .unwrap();
+    assert_eq!(
+        offline.model_directory(&source, &silent).await.unwrap(),
+        directory
+    );
     assert!(!format!("{:?}", hub.settings()).contains("secret"));
 }
 
@@ -175,7 +268,9 @@ async fn an_interrupted_transfer_is_resumed_where_it_broke_off() {
     let repository = Repository::new();
     let (endpoint, seen) = serve(move |request, _| {
         let mut reply = repository.answer(request);
-        if request.path.ends_with("model.safetensors") && range_start(request).is_none_or(|start| start < 60_000) {
+        if request.path.ends_with("model.safetensors")
+            && range_start(request).is_none_or(|start| start < 60_000)
+        {
             reply.sent = Some(30_000);
         }
         reply
@@ -188,10 +283,16 @@ async fn an_interrupted_transfer_is_resumed_where_it_broke_off() {
         std::fs::read(common::fixture("bert").join("model.safetensors")).unwrap()
     );
     let seen = seen.lock().unwrap();
-    let starts: Vec<_> =
-        seen.iter().filter(|request| request.path.ends_with("model.safetensors")).map(range_start).collect();
+    let starts: Vec<_> = seen
+        .iter()
+        .filter(|request| request.path.ends_with("model.safetensors"))
+        .map(range_start)
+        .collect();
     assert_eq!(starts[0], None);
-    assert!(starts.len() >= 2 && starts[1].is_some_and(|start| start > 0 && start <= 30_000), "{starts:?}");
+    assert!(
+        starts.len() >= 2 && starts[1].is_some_and(|start| start > 0 && start <= 30_000),
+        "{starts:?}"
+    );
     assert!(starts.windows(2).all(|pair| pair[0] < pair[1]));
 }
 
@@ -200,10 +301,16 @@ async fn a_download_of_another_run_is_resumed_and_a_server_without_ranges_starts
     for ranges in [true, false] {
         let mut repository = Repository::new();
         let content = repository.files["model.safetensors"].clone();
-        let partial: String = Sha256::digest(&content).iter().map(|byte| format!("{byte:02x}")).collect();
+        let partial: String = Sha256::digest(&content)
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
         repository.files.remove("modules.json");
         let (endpoint, seen) = serve(move |request, _| {
-            let plain = Request { path: request.path.clone(), headers: HashMap::new() };
+            let plain = Request {
+                path: request.path.clone(),
+                headers: HashMap::new(),
+            };
             repository.answer(if ranges { request } else { &plain })
         })
         .await;
@@ -212,9 +319,15 @@ async fn a_download_of_another_run_is_resumed_and_a_server_without_ranges_starts
         std::fs::create_dir_all(&blobs).unwrap();
         std::fs::write(blobs.join(format!("{partial}.incomplete")), &content[..1_000]).unwrap();
         let directory = pull(&endpoint, &cache).await.unwrap();
-        assert_eq!(std::fs::read(directory.join("model.safetensors")).unwrap(), content);
+        assert_eq!(
+            std::fs::read(directory.join("model.safetensors")).unwrap(),
+            content
+        );
         let seen = seen.lock().unwrap();
-        let request = seen.iter().find(|request| request.path.ends_with("model.safetensors")).unwrap();
+        let request = seen
+            .iter()
+            .find(|request| request.path.ends_with("model.safetensors"))
+            .unwrap();
         assert_eq!(range_start(request), Some(1_000));
     }
 }
@@ -229,13 +342,20 @@ async fn redirects_are_followed_and_the_token_stays_with_the_hub() {
     let (endpoint, _) = serve(move |request, _| {
         if request.path.ends_with("model.safetensors") {
             let location = format!("{storage}{}", request.path);
-            return Reply { headers: vec![("location", location)], ..reply("302 Found", "") };
+            return Reply {
+                headers: vec![("location", location)],
+                ..reply("302 Found", "")
+            };
         }
         repository.answer(request)
     })
     .await;
     let cache = tempfile::tempdir().unwrap();
-    let hub = Hub::new(HubSettings { token: Some("secret".into()), ..settings(&endpoint, &cache) }).unwrap();
+    let hub = Hub::new(HubSettings {
+        token: Some("secret".into()),
+        ..settings(&endpoint, &cache)
+    })
+    .unwrap();
     hub.pull(ID, "main", &silent).await.unwrap();
     let stored = stored.lock().unwrap();
     assert_eq!(stored.len(), 1);
@@ -244,15 +364,25 @@ async fn redirects_are_followed_and_the_token_stays_with_the_hub() {
 
 #[tokio::test]
 async fn a_wrong_checksum_is_refused_and_nothing_is_kept() {
-    let repository = Repository { wrong_checksum: true, ..Repository::new() };
+    let repository = Repository {
+        wrong_checksum: true,
+        ..Repository::new()
+    };
     let (endpoint, _) = serve(move |request, _| repository.answer(request)).await;
     let cache = tempfile::tempdir().unwrap();
     let error = pull(&endpoint, &cache).await.unwrap_err();
-    assert!(matches!(&error, HubError::Checksum { file, .. } if file == "model.safetensors"), "{error}");
+    assert!(
+        matches!(&error, HubError::Checksum { file, .. } if file == "model.safetensors"),
+        "{error}"
+    );
     let hub = Hub::new(settings(&endpoint, &cache)).unwrap();
     assert_eq!(hub.cached(ID, "main"), None);
     let blobs = std::fs::read_dir(cache.path().join("models--org--name/blobs")).unwrap();
-    assert!(blobs.flatten().all(|entry| entry.metadata().unwrap().len() < 50_000));
+    assert!(
+        blobs
+            .flatten()
+            .all(|entry| entry.metadata().unwrap().len() < 50_000)
+    );
 }
 
 #[tokio::test]
@@ -264,15 +394,24 @@ async fn refusals_say_what_to_do() {
         ("429 Too Many Requests", "17 s"),
         ("500 Internal Server Error", "500"),
     ] {
-        let (endpoint, _) =
-            serve(move |_, _| Reply { headers: vec![("retry-after", "17".into())], ..reply(status, "") }).await;
+        let (endpoint, _) = serve(move |_, _| Reply {
+            headers: vec![("retry-after", "17".into())],
+            ..reply(status, "")
+        })
+        .await;
         let cache = tempfile::tempdir().unwrap();
         let error = pull(&endpoint, &cache).await.unwrap_err().to_string();
         assert!(error.contains(expected), "{status}: {error}");
     }
-    for (body, expected) in [("not json", "makes no sense"), (r#"{"sha": "../../etc"}"#, "names no commit")] {
+    for (body, expected) in [
+        ("not json", "makes no sense"),
+        (r#"{"sha": "../../etc"}"#, "names no commit"),
+    ] {
         let (endpoint, _) = serve(move |_, _| reply("200 OK", body)).await;
-        let error = pull(&endpoint, &tempfile::tempdir().unwrap()).await.unwrap_err().to_string();
+        let error = pull(&endpoint, &tempfile::tempdir().unwrap())
+            .await
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(expected), "{error}");
     }
 }
@@ -291,9 +430,16 @@ async fn a_repository_with_only_pickled_weights_is_refused_before_downloading() 
 async fn offline_opens_no_socket() {
     let (endpoint, seen) = serve(|_, _| reply("200 OK", "{}")).await;
     let cache = tempfile::tempdir().unwrap();
-    let hub = Hub::new(HubSettings { offline: true, ..settings(&endpoint, &cache) }).unwrap();
+    let hub = Hub::new(HubSettings {
+        offline: true,
+        ..settings(&endpoint, &cache)
+    })
+    .unwrap();
     for id in [ID, ragstone_models::default_model::ID] {
-        let error = hub.model_directory(&ModelSource::parse(id), &silent).await.unwrap_err();
+        let error = hub
+            .model_directory(&ModelSource::parse(id), &silent)
+            .await
+            .unwrap_err();
         assert!(matches!(error, HubError::Offline { .. }), "{error}");
     }
     assert!(seen.lock().unwrap().is_empty());
@@ -305,7 +451,10 @@ async fn a_hub_that_is_not_there_is_named() {
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);
     let error = pull(&endpoint, &tempfile::tempdir().unwrap()).await.unwrap_err();
-    assert!(matches!(&error, HubError::Unreachable { endpoint: named, .. } if *named == endpoint), "{error}");
+    assert!(
+        matches!(&error, HubError::Unreachable { endpoint: named, .. } if *named == endpoint),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -316,6 +465,9 @@ async fn two_downloads_at_once_do_not_clash() {
     let (a, b) = tokio::join!(pull(&endpoint, &cache), pull(&endpoint, &cache));
     assert_eq!(a.unwrap(), b.unwrap());
     let seen = seen.lock().unwrap();
-    let weights = seen.iter().filter(|request| request.path.ends_with("model.safetensors")).count();
+    let weights = seen
+        .iter()
+        .filter(|request| request.path.ends_with("model.safetensors"))
+        .count();
     assert_eq!(weights, 1);
 }

@@ -57,7 +57,11 @@ fn texts(inputs: &[String]) -> Vec<EmbedInput> {
 }
 
 fn role(name: &str) -> Role {
-    if name == "query" { Role::Query } else { Role::Passage }
+    if name == "query" {
+        Role::Query
+    } else {
+        Role::Passage
+    }
 }
 
 #[tokio::test]
@@ -66,14 +70,31 @@ async fn embeddings_agree_with_sentence_transformers() {
     for reference in &references.embeddings {
         let directory = variant(reference);
         let model = embedder(directory.path()).unwrap();
-        assert_eq!(model.info().identity.dimensions, reference.vectors[0].len(), "{}", reference.name);
-        let embeddings = model.embed(texts(&references.inputs), role(&reference.role)).await.unwrap();
-        for ((embedding, expected), text) in embeddings.iter().zip(&reference.vectors).zip(&references.inputs) {
+        assert_eq!(
+            model.info().identity.dimensions,
+            reference.vectors[0].len(),
+            "{}",
+            reference.name
+        );
+        let embeddings = model
+            .embed(texts(&references.inputs), role(&reference.role))
+            .await
+            .unwrap();
+        for ((embedding, expected), text) in embeddings.iter().zip(&reference.vectors).zip(&references.inputs)
+        {
             let similarity = cosine(&embedding.vector, expected);
-            assert!(similarity > 0.99999, "{}: {similarity} for {text:?}", reference.name);
+            assert!(
+                similarity > 0.99999,
+                "{}: {similarity} for {text:?}",
+                reference.name
+            );
             let scale = expected.iter().fold(0.0f32, |a, b| a.max(b.abs()));
             for (value, expected) in embedding.vector.iter().zip(expected) {
-                assert!((value - expected).abs() < 2e-4 * scale, "{}: {value} {expected}", reference.name);
+                assert!(
+                    (value - expected).abs() < 2e-4 * scale,
+                    "{}: {value} {expected}",
+                    reference.name
+                );
             }
         }
     }
@@ -85,9 +106,16 @@ async fn scores_agree_with_sentence_transformers() {
     for reference in &references.scores {
         let model = cross_encoder(&fixture(&reference.base)).unwrap();
         for ((query, text), expected) in references.pairs.iter().zip(&reference.scores) {
-            let scores = model.score(query, vec![text.clone(), text.clone()]).await.unwrap();
+            let scores = model
+                .score(query, vec![text.clone(), text.clone()])
+                .await
+                .unwrap();
             for score in scores {
-                assert!((score - expected).abs() < 1e-4, "{}: {score} {expected} {query:?}", reference.base);
+                assert!(
+                    (score - expected).abs() < 1e-4,
+                    "{}: {score} {expected} {query:?}",
+                    reference.base
+                );
             }
         }
     }
@@ -109,7 +137,10 @@ async fn a_text_gives_the_same_vector_alone_and_in_any_company() {
         for (input, together) in inputs.into_iter().rev().zip(&forward) {
             let alone = model.embed(vec![input], Role::Passage).await.unwrap();
             assert!(cosine(&alone[0].vector, &together.vector) > 0.999_999);
-            assert_eq!((alone[0].tokens, alone[0].truncated), (together.tokens, together.truncated));
+            assert_eq!(
+                (alone[0].tokens, alone[0].truncated),
+                (together.tokens, together.truncated)
+            );
         }
     }
 }
@@ -118,7 +149,10 @@ async fn a_text_gives_the_same_vector_alone_and_in_any_company() {
 async fn truncation_is_reported_and_the_limit_is_the_models_own() {
     let model = embedder(&fixture("bert")).unwrap();
     assert_eq!(model.info().max_tokens, Some(40));
-    let inputs = vec![EmbedInput::Text("fox".into()), EmbedInput::Text("the fox ".repeat(100))];
+    let inputs = vec![
+        EmbedInput::Text("fox".into()),
+        EmbedInput::Text("the fox ".repeat(100)),
+    ];
     let embeddings = model.embed(inputs, Role::Passage).await.unwrap();
     assert!(!embeddings[0].truncated && embeddings[0].tokens < 10);
     assert!(embeddings[1].truncated);
@@ -141,12 +175,21 @@ async fn a_very_long_text_is_cut_as_if_it_had_been_read_whole() {
 async fn tokens_of_a_client_mean_the_same_as_their_text() {
     let model = embedder(&fixture("bert")).unwrap();
     let tokenizer = tokenizer_ids("bert", "the quick brown fox");
-    let inputs = vec![EmbedInput::Text("the quick brown fox".into()), EmbedInput::Tokens(tokenizer)];
+    let inputs = vec![
+        EmbedInput::Text("the quick brown fox".into()),
+        EmbedInput::Tokens(tokenizer),
+    ];
     let embeddings = model.embed(inputs, Role::Passage).await.unwrap();
     assert_eq!(embeddings[0], embeddings[1]);
-    let foreign = model.embed(vec![EmbedInput::Tokens(vec![1_000_000])], Role::Passage).await.unwrap_err();
+    let foreign = model
+        .embed(vec![EmbedInput::Tokens(vec![1_000_000])], Role::Passage)
+        .await
+        .unwrap_err();
     assert!(foreign.to_string().contains("1000000"), "{foreign}");
-    let many = model.embed(vec![EmbedInput::Tokens(vec![7; 5_000])], Role::Passage).await.unwrap();
+    let many = model
+        .embed(vec![EmbedInput::Tokens(vec![7; 5_000])], Role::Passage)
+        .await
+        .unwrap();
     assert!(many[0].truncated && many[0].tokens == 40);
 }
 
@@ -168,7 +211,10 @@ async fn normalisation_can_be_chosen() {
             ..common::options(&fixture("bert"))
         };
         let model = ragstone_models::LocalEmbedder::load(&common::ENGINE, &options).unwrap();
-        let embeddings = model.embed(texts(&["fox".to_owned()]), Role::Passage).await.unwrap();
+        let embeddings = model
+            .embed(texts(&["fox".to_owned()]), Role::Passage)
+            .await
+            .unwrap();
         assert_eq!((length(&embeddings[0].vector) - 1.0).abs() < 1e-5, unit);
     }
 }
@@ -178,7 +224,12 @@ async fn the_version_follows_every_file_that_matters_and_can_be_given() {
     let version = |directory: &std::path::Path| embedder(directory).unwrap().info().identity.version.clone();
     let original = version(&fixture("bert"));
     assert_eq!(original, version(common::copy("bert").path()));
-    for file in ["config.json", "tokenizer.json", "1_Pooling/config.json", "sentence_bert_config.json"] {
+    for file in [
+        "config.json",
+        "tokenizer.json",
+        "1_Pooling/config.json",
+        "sentence_bert_config.json",
+    ] {
         let copy = common::copy("bert");
         let path = copy.path().join(file);
         let mut content = std::fs::read(&path).unwrap();
@@ -193,7 +244,10 @@ async fn the_version_follows_every_file_that_matters_and_can_be_given() {
     content[last] ^= 1;
     std::fs::write(&path, content).unwrap();
     assert_ne!(original, version(copy.path()));
-    let options = ragstone_models::EmbedderOptions { version: Some("7".into()), ..common::options(&fixture("bert")) };
+    let options = ragstone_models::EmbedderOptions {
+        version: Some("7".into()),
+        ..common::options(&fixture("bert"))
+    };
     let given = ragstone_models::LocalEmbedder::load(&common::ENGINE, &options).unwrap();
     assert_eq!(given.info().identity.version, "7");
 }

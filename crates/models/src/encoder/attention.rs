@@ -49,7 +49,16 @@ pub(super) fn run(
     scratch.resize_with(scratch.len().max(slots), AttentionScratch::default);
     if slots == 1 {
         for head in 0..heads {
-            head_of_all(&mut scratch[0], input, spans, head, &mut Output { rows: &mut context[head * width..], stride: hidden });
+            head_of_all(
+                &mut scratch[0],
+                input,
+                spans,
+                head,
+                &mut Output {
+                    rows: &mut context[head * width..],
+                    stride: hidden,
+                },
+            );
         }
         return;
     }
@@ -66,13 +75,21 @@ pub(super) fn run(
     team.for_each(heads, &|head| {
         if let Ok(mut slot) = results[head].lock() {
             let (scratch, output) = &mut *slot;
-            let mut output = Output { rows: output.reserve(rows * width), stride: width };
+            let mut output = Output {
+                rows: output.reserve(rows * width),
+                stride: width,
+            };
             head_of_all(scratch, input, spans, head, &mut output);
         }
     });
     for (head, result) in results.into_iter().enumerate() {
-        let Ok((scratch, output)) = result.into_inner() else { continue };
-        for (row, part) in context.chunks_exact_mut(hidden).zip(output.as_slice().chunks_exact(width)) {
+        let Ok((scratch, output)) = result.into_inner() else {
+            continue;
+        };
+        for (row, part) in context
+            .chunks_exact_mut(hidden)
+            .zip(output.as_slice().chunks_exact(width))
+        {
             row[head * width..][..width].copy_from_slice(part);
         }
         scratch.output = output;
@@ -94,23 +111,48 @@ fn head_of_all(
 ) {
     let mut row = 0;
     for span in spans {
-        let queries = if input.wanted == Wanted::First { 1 } else { span.len() };
+        let queries = if input.wanted == Wanted::First {
+            1
+        } else {
+            span.len()
+        };
         pack(scratch, input, span, head);
         for block in (0..queries).step_by(BLOCK) {
             let block = block..queries.min(block + BLOCK);
             let at = (row + block.start) * output.stride;
-            score_block(scratch, input, span, head, block, &mut output.rows[at..], output.stride);
+            score_block(
+                scratch,
+                input,
+                span,
+                head,
+                block,
+                &mut output.rows[at..],
+                output.stride,
+            );
         }
         row += queries;
     }
 }
 
 fn pack(scratch: &mut AttentionScratch, input: &Input<'_>, span: &Range<usize>, head: usize) {
-    let Input { fused, hidden, heads, relative_bias, .. } = *input;
+    let Input {
+        fused,
+        hidden,
+        heads,
+        relative_bias,
+        ..
+    } = *input;
     let (width, stride, length) = (hidden / heads, 3 * hidden, span.len());
     let tokens = &fused[span.start * stride..span.end * stride];
     let keys = scratch.keys.reserve(length.next_multiple_of(PANEL) * width);
-    simd::pack_transposed(simd::Isa::detect(), &tokens[hidden + head * width..], stride, width, length, keys);
+    simd::pack_transposed(
+        simd::Isa::detect(),
+        &tokens[hidden + head * width..],
+        stride,
+        width,
+        length,
+        keys,
+    );
 
     let values = scratch.values.reserve(width.next_multiple_of(PANEL) * length);
     for (panel, lines) in values.chunks_exact_mut(length * PANEL).enumerate() {
@@ -152,7 +194,11 @@ fn score_block(
         a: &input.fused[(span.start + queries.start) * 3 * input.hidden + head * width..],
         lda: 3 * input.hidden,
         rows: queries.len(),
-        b: PackedView { depth: width, columns: length, panels: keys },
+        b: PackedView {
+            depth: width,
+            columns: length,
+            panels: keys,
+        },
         bias: None,
         start: if biased { Start::Existing } else { Start::Zero },
         finish: Finish::Nothing,
@@ -163,7 +209,11 @@ fn score_block(
         a: scores,
         lda: stride,
         rows: queries.len(),
-        b: PackedView { depth: length, columns: width, panels: scratch.values.as_slice() },
+        b: PackedView {
+            depth: length,
+            columns: width,
+            panels: scratch.values.as_slice(),
+        },
         bias: None,
         start: Start::Zero,
         finish: Finish::Nothing,
@@ -189,6 +239,7 @@ fn bucket(key_minus_query: i64, buckets: usize) -> usize {
     if distance < exact {
         return offset + distance;
     }
-    let scaled = (distance as f32 / exact as f32).ln() / (FARTHEST / exact as f32).ln() * (half - exact) as f32;
+    let scaled =
+        (distance as f32 / exact as f32).ln() / (FARTHEST / exact as f32).ln() * (half - exact) as f32;
     offset + (exact + scaled as usize).min(half - 1)
 }

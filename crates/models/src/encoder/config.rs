@@ -10,7 +10,8 @@ use crate::kernel::Finish;
 
 /// Named in error messages, in the order people look for them.
 pub(crate) const SUPPORTED_ARCHITECTURES: &str = "bert, roberta, xlm-roberta, distilbert, mpnet";
-const SUPPORTED_ACTIVATIONS: &str = "gelu, gelu_python, gelu_new, gelu_fast, gelu_pytorch_tanh, relu, silu, swish, tanh";
+const SUPPORTED_ACTIVATIONS: &str =
+    "gelu, gelu_python, gelu_new, gelu_fast, gelu_pytorch_tanh, relu, silu, swish, tanh";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Architecture {
@@ -90,7 +91,11 @@ impl RawConfig {
 
     /// The number of outputs of a classification head; `transformers` assumes two where nothing is said.
     pub(crate) fn labels(&self) -> usize {
-        self.id2label.as_ref().map(serde_json::Map::len).or(self.num_labels).unwrap_or(2)
+        self.id2label
+            .as_ref()
+            .map(serde_json::Map::len)
+            .or(self.num_labels)
+            .unwrap_or(2)
     }
 
     /// The activation a cross-encoder was saved with, as the path of a Python class.
@@ -107,7 +112,9 @@ impl RawConfig {
 
     /// The files hold a classification head as well.
     pub(crate) fn is_classifier(&self) -> bool {
-        self.architectures.iter().any(|name| name.ends_with("ForSequenceClassification"))
+        self.architectures
+            .iter()
+            .any(|name| name.ends_with("ForSequenceClassification"))
     }
 
     pub(crate) fn encoder(&self, directory: &Path) -> Result<EncoderConfig, LoadError> {
@@ -117,7 +124,9 @@ impl RawConfig {
         let required = |value: Option<usize>, name: &str| match value {
             Some(0) | None => Err(LoadError::malformed(&path, format!("'{name}' is missing or 0"))),
             // No encoder of these families is near this; it keeps products of sizes from overflowing.
-            Some(value) if value > 10_000_000 => Err(LoadError::malformed(&path, format!("'{name}' is {value}"))),
+            Some(value) if value > 10_000_000 => {
+                Err(LoadError::malformed(&path, format!("'{name}' is {value}")))
+            }
             Some(value) => Ok(value),
         };
         let hidden = required(self.hidden_size, "hidden_size")?;
@@ -126,7 +135,9 @@ impl RawConfig {
             let reason = format!("hidden_size {hidden} cannot be divided among {heads} attention heads");
             return Err(LoadError::malformed(&path, reason));
         }
-        let padding_token = self.pad_token_id.unwrap_or(if architecture == Architecture::Bert { 0 } else { 1 });
+        let padding_token = self
+            .pad_token_id
+            .unwrap_or(if architecture == Architecture::Bert { 0 } else { 1 });
         let first_position = match architecture {
             Architecture::Bert | Architecture::DistilBert => 0,
             Architecture::Roberta => padding_token as usize + 1,
@@ -135,7 +146,10 @@ impl RawConfig {
         };
         let positions = required(self.max_position_embeddings, "max_position_embeddings")?;
         if positions <= first_position {
-            return Err(LoadError::malformed(&path, format!("max_position_embeddings is only {positions}")));
+            return Err(LoadError::malformed(
+                &path,
+                format!("max_position_embeddings is only {positions}"),
+            ));
         }
         Ok(EncoderConfig {
             architecture,
@@ -151,7 +165,11 @@ impl RawConfig {
                 Architecture::DistilBert | Architecture::Mpnet => 0,
             },
             first_position,
-            padding_token: if architecture == Architecture::Mpnet { 1 } else { padding_token },
+            padding_token: if architecture == Architecture::Mpnet {
+                1
+            } else {
+                padding_token
+            },
             norm_epsilon: self.layer_norm_eps.unwrap_or(1e-12),
             relative_buckets: match architecture {
                 Architecture::Mpnet => self.relative_attention_num_buckets.unwrap_or(32),
@@ -168,14 +186,24 @@ impl RawConfig {
             Some("mpnet") => Ok(Architecture::Mpnet),
             other => {
                 let name = other.unwrap_or("without a model_type in config.json");
-                Err(LoadError::unsupported(format!("model architecture '{name}'"), SUPPORTED_ARCHITECTURES))
+                Err(LoadError::unsupported(
+                    format!("model architecture '{name}'"),
+                    SUPPORTED_ARCHITECTURES,
+                ))
             }
         }
     }
 
     fn refuse_variants(&self) -> Result<(), LoadError> {
-        if let Some(kind) = self.position_embedding_type.as_deref().filter(|kind| *kind != "absolute") {
-            return Err(LoadError::unsupported(format!("position_embedding_type '{kind}'"), "absolute"));
+        if let Some(kind) = self
+            .position_embedding_type
+            .as_deref()
+            .filter(|kind| *kind != "absolute")
+        {
+            return Err(LoadError::unsupported(
+                format!("position_embedding_type '{kind}'"),
+                "absolute",
+            ));
         }
         if self.is_decoder == Some(true) {
             return Err(LoadError::unsupported("a decoder (is_decoder)", "encoders"));
@@ -194,7 +222,10 @@ impl RawConfig {
             "relu" => Ok(Finish::Relu),
             "silu" | "swish" => Ok(Finish::Silu),
             "tanh" => Ok(Finish::Tanh),
-            other => Err(LoadError::unsupported(format!("hidden_act '{other}'"), SUPPORTED_ACTIVATIONS)),
+            other => Err(LoadError::unsupported(
+                format!("hidden_act '{other}'"),
+                SUPPORTED_ACTIVATIONS,
+            )),
         }
     }
 }

@@ -42,7 +42,13 @@ impl Scratch {
 impl Encoder {
     /// Leaves the last layer's output in `scratch`: one row per token, or per sequence where only
     /// the first token is wanted.
-    pub(crate) fn forward(&self, team: &Team, scratch: &mut Scratch, sequences: &[&Sequence], wanted: Wanted) {
+    pub(crate) fn forward(
+        &self,
+        team: &Team,
+        scratch: &mut Scratch,
+        sequences: &[&Sequence],
+        wanted: Wanted,
+    ) {
         scratch.spans.clear();
         let mut end = 0;
         for sequence in sequences {
@@ -77,7 +83,11 @@ impl Encoder {
                 row.copy_from_slice(embedding_row(&self.words, *id as usize, hidden));
                 let padding = self.config.first_position > 0 && *id == self.config.padding_token;
                 // RoBERTa does not count padding tokens, which have a position of their own.
-                let at = if padding { self.config.first_position - 1 } else { position };
+                let at = if padding {
+                    self.config.first_position - 1
+                } else {
+                    position
+                };
                 position += usize::from(!padding);
                 add(row, embedding_row(&self.positions, at, hidden));
                 if !self.token_types.is_empty() {
@@ -94,8 +104,14 @@ impl Encoder {
         let rows = scratch.spans.last().map_or(0, |span| span.end);
         let fused = scratch.fused.reserve(rows * 3 * hidden);
         let states = &scratch.states.as_slice()[..rows * hidden];
-        layer.query_key_value.apply(team, states, fused, Start::Zero, Finish::Nothing);
-        let out_rows = if wanted == Wanted::First { scratch.spans.len() } else { rows };
+        layer
+            .query_key_value
+            .apply(team, states, fused, Start::Zero, Finish::Nothing);
+        let out_rows = if wanted == Wanted::First {
+            scratch.spans.len()
+        } else {
+            rows
+        };
         let context = scratch.context.reserve(out_rows * hidden);
         let input = attention::Input {
             fused,
@@ -114,15 +130,21 @@ impl Encoder {
         }
         let context = &scratch.context.as_slice()[..out_rows * hidden];
         let states = scratch.states.reserve(out_rows * hidden);
-        layer.attention_output.apply(team, context, states, Start::Existing, Finish::Nothing);
+        layer
+            .attention_output
+            .apply(team, context, states, Start::Existing, Finish::Nothing);
         layer.attention_norm.apply(states, self.config.norm_epsilon);
     }
 
     fn feed_forward(&self, team: &Team, scratch: &mut Scratch, layer: &Layer, rows: usize) {
         let states = scratch.states.reserve(rows * self.config.hidden);
         let inner = scratch.inner.reserve(rows * self.config.intermediate);
-        layer.up.apply(team, states, inner, Start::Zero, self.config.activation);
-        layer.down.apply(team, inner, states, Start::Existing, Finish::Nothing);
+        layer
+            .up
+            .apply(team, states, inner, Start::Zero, self.config.activation);
+        layer
+            .down
+            .apply(team, inner, states, Start::Existing, Finish::Nothing);
         layer.output_norm.apply(states, self.config.norm_epsilon);
     }
 }

@@ -67,7 +67,8 @@ pub(super) fn encoder(weights: &Weights, config: EncoderConfig) -> Result<Encode
         Architecture::Mpnet => &MPNET,
     };
     let hidden = config.hidden;
-    let embedding = |name: &str, rows| weights.read(&format!("{prefix}embeddings.{name}.weight"), &[rows, hidden]);
+    let embedding =
+        |name: &str, rows| weights.read(&format!("{prefix}embeddings.{name}.weight"), &[rows, hidden]);
     let token_types = match config.token_types {
         0 => Vec::new(),
         count => embedding("token_type_embeddings", count)?,
@@ -80,7 +81,14 @@ pub(super) fn encoder(weights: &Weights, config: EncoderConfig) -> Result<Encode
         }
     };
     let layers = (0..config.layers)
-        .map(|number| layer(weights, &config, names, &format!("{prefix}{}.{number}", names.layer)))
+        .map(|number| {
+            layer(
+                weights,
+                &config,
+                names,
+                &format!("{prefix}{}.{number}", names.layer),
+            )
+        })
         .collect::<Result<_, _>>()?;
     Ok(Encoder {
         words: embedding("word_embeddings", config.vocabulary)?,
@@ -106,8 +114,16 @@ fn layer(weights: &Weights, config: &EncoderConfig, names: &Names, at: &str) -> 
         bias.extend(part.iter().map(|value| value * scale));
     }
     Ok(Layer {
-        query_key_value: Linear { weights: Packed::from_rows(&fused, hidden, 3 * hidden), bias },
-        attention_output: linear(weights, &format!("{at}.{}", names.attention_output), hidden, hidden)?,
+        query_key_value: Linear {
+            weights: Packed::from_rows(&fused, hidden, 3 * hidden),
+            bias,
+        },
+        attention_output: linear(
+            weights,
+            &format!("{at}.{}", names.attention_output),
+            hidden,
+            hidden,
+        )?,
         attention_norm: norm(weights, &format!("{at}.{}", names.attention_norm), hidden)?,
         up: linear(weights, &format!("{at}.{}", names.up), hidden, inner)?,
         down: linear(weights, &format!("{at}.{}", names.down), inner, hidden)?,
@@ -118,7 +134,10 @@ fn layer(weights: &Weights, config: &EncoderConfig, names: &Names, at: &str) -> 
 pub(crate) fn linear(weights: &Weights, name: &str, from: usize, to: usize) -> Result<Linear, LoadError> {
     let rows = weights.read(&format!("{name}.weight"), &[to, from])?;
     let bias = weights.read(&format!("{name}.bias"), &[to])?;
-    Ok(Linear { weights: Packed::from_rows(&rows, from, to), bias })
+    Ok(Linear {
+        weights: Packed::from_rows(&rows, from, to),
+        bias,
+    })
 }
 
 /// Checkpoints converted from TensorFlow say gamma and beta instead of weight and bias.
@@ -129,5 +148,8 @@ pub(crate) fn norm(weights: &Weights, name: &str, width: usize) -> Result<Norm, 
     } else {
         (format!("{name}.weight"), format!("{name}.bias"))
     };
-    Ok(Norm { gamma: weights.read(&gamma, &[width])?, beta: weights.read(&beta, &[width])? })
+    Ok(Norm {
+        gamma: weights.read(&gamma, &[width])?,
+        beta: weights.read(&beta, &[width])?,
+    })
 }

@@ -10,8 +10,8 @@ mod load;
 
 use crate::error::LoadError;
 use crate::files::weights::Weights;
-use crate::kernel::{Packed, Product, simd};
 use crate::kernel::{Finish, Start};
+use crate::kernel::{Packed, Product, simd};
 use crate::team::Team;
 use config::EncoderConfig;
 
@@ -69,8 +69,15 @@ impl Linear {
     pub(crate) fn apply(&self, team: &Team, rows: &[f32], into: &mut [f32], start: Start, finish: Finish) {
         let b = self.weights.view();
         let count = rows.len() / b.depth;
-        let product =
-            Product { a: rows, lda: b.depth, rows: count, b, bias: Some(&self.bias), start, finish };
+        let product = Product {
+            a: rows,
+            lda: b.depth,
+            rows: count,
+            b,
+            bias: Some(&self.bias),
+            start,
+            finish,
+        };
         simd::run(simd::Isa::detect(), team, &product, into, b.columns);
     }
 

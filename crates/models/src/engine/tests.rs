@@ -13,7 +13,14 @@ struct Scripted {
 fn scripted() -> (Arc<dyn Compute>, mpsc::Receiver<Vec<usize>>, mpsc::Sender<()>) {
     let (started, starts) = mpsc::channel();
     let (permit, permission) = mpsc::channel();
-    (Arc::new(Scripted { started: Mutex::new(started), permission: Mutex::new(permission) }), starts, permit)
+    (
+        Arc::new(Scripted {
+            started: Mutex::new(started),
+            permission: Mutex::new(permission),
+        }),
+        starts,
+        permit,
+    )
 }
 
 impl Compute for Scripted {
@@ -21,17 +28,31 @@ impl Compute for Scripted {
         let lengths = sequences.iter().map(|sequence| sequence.ids.len()).collect();
         self.started.lock().unwrap().send(lengths).unwrap();
         self.permission.lock().unwrap().recv().unwrap();
-        assert!(sequences.iter().all(|sequence| sequence.ids[0] != 666), "asked for by a test");
-        sequences.iter().map(|sequence| vec![sequence.ids[0] as f32]).collect()
+        assert!(
+            sequences.iter().all(|sequence| sequence.ids[0] != 666),
+            "asked for by a test"
+        );
+        sequences
+            .iter()
+            .map(|sequence| vec![sequence.ids[0] as f32])
+            .collect()
     }
 }
 
 fn sequence(id: u32, length: usize) -> Sequence {
-    Sequence { ids: vec![id; length], types: Vec::new(), pool_from: 0 }
+    Sequence {
+        ids: vec![id; length],
+        types: Vec::new(),
+        pool_from: 0,
+    }
 }
 
 fn engine(queue_tokens: usize, queue_requests: usize) -> Engine {
-    Engine::start(EngineOptions { threads: Some(1), queue_tokens, queue_requests })
+    Engine::start(EngineOptions {
+        threads: Some(1),
+        queue_tokens,
+        queue_requests,
+    })
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -54,7 +75,9 @@ async fn a_short_query_overtakes_a_large_batch() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert!(!large.is_finished());
-    (0..8).for_each(|_| drop(permit.send(())));
+    for _ in 0..8 {
+        let _ = permit.send(());
+    }
     assert_eq!(short.await.unwrap().unwrap(), [[99.0]]);
     let expected: Vec<Vec<f32>> = (0..8).map(|id| vec![id as f32]).collect();
     assert_eq!(large.await.unwrap().unwrap(), expected);
@@ -120,18 +143,24 @@ async fn a_full_queue_refuses_batches_first_and_then_everything() {
     }
     let large = (0..10).map(|id| sequence(id, 384)).collect();
     let refused = engine.compute(model.clone(), large).await;
-    assert!(matches!(refused, Err(ModelError::Overloaded { retry_after }) if retry_after >= Duration::from_secs(1)));
+    assert!(
+        matches!(refused, Err(ModelError::Overloaded { retry_after }) if retry_after >= Duration::from_secs(1))
+    );
     for _ in 0..3 {
         let (e, m) = (engine.clone(), model.clone());
         let waiting = engine.load().waiting_requests + 1;
-        requests.push(tokio::spawn(async move { e.compute(m, vec![sequence(1, 5)]).await }));
+        requests.push(tokio::spawn(
+            async move { e.compute(m, vec![sequence(1, 5)]).await },
+        ));
         while engine.load().waiting_requests < waiting {
             tokio::task::yield_now().await;
         }
     }
     let refused = engine.compute(model, vec![sequence(1, 5)]).await;
     assert!(matches!(refused, Err(ModelError::Overloaded { .. })));
-    (0..20).for_each(|_| drop(permit.send(())));
+    for _ in 0..20 {
+        let _ = permit.send(());
+    }
     for request in requests {
         request.await.unwrap().unwrap();
     }
@@ -151,7 +180,9 @@ async fn dropping_the_engine_ends_its_threads_and_answers_who_waits() {
     let engine = engine(1 << 20, 10);
     let (model, starts, permit) = scripted();
     let shared = engine.running.shared.clone();
-    let receiver = shared.submit(model, (0..9).map(|id| sequence(id, 384)).collect()).unwrap();
+    let receiver = shared
+        .submit(model, (0..9).map(|id| sequence(id, 384)).collect())
+        .unwrap();
     starts.recv().unwrap();
     permit.send(()).unwrap();
     drop(permit);
@@ -162,7 +193,12 @@ async fn dropping_the_engine_ends_its_threads_and_answers_who_waits() {
 
 #[test]
 fn groups_hold_every_sequence_once_and_are_of_similar_size() {
-    for (lengths, threads) in [(vec![10; 100], 2), (vec![512; 3], 4), (vec![1], 8), ((1..200).collect(), 2)] {
+    for (lengths, threads) in [
+        (vec![10; 100], 2),
+        (vec![512; 3], 4),
+        (vec![1], 8),
+        ((1..200).collect(), 2),
+    ] {
         let sequences: Vec<Sequence> = lengths.iter().map(|length| sequence(0, *length)).collect();
         let tokens = lengths.iter().sum();
         let groups = cut(&sequences, tokens, threads);
@@ -174,8 +210,14 @@ fn groups_hold_every_sequence_once_and_are_of_similar_size() {
         assert_eq!(next, sequences.len());
         let longest = *lengths.iter().max().unwrap();
         for group in &groups {
-            let size: usize = sequences[group.clone()].iter().map(|sequence| sequence.ids.len()).sum();
-            assert!(size <= GROUP_TOKENS + longest / 2 + 1 || group.len() == 1, "{size}");
+            let size: usize = sequences[group.clone()]
+                .iter()
+                .map(|sequence| sequence.ids.len())
+                .sum();
+            assert!(
+                size <= GROUP_TOKENS + longest / 2 + 1 || group.len() == 1,
+                "{size}"
+            );
         }
     }
 }

@@ -17,16 +17,24 @@ const LARGEST_JSON: u64 = 256 << 20;
 
 /// The content of a file that may be absent.
 pub(crate) fn read_optional(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
-    let unreadable = |source| LoadError::Unreadable { path: path.to_owned(), source };
+    let unreadable = |source| LoadError::Unreadable {
+        path: path.to_owned(),
+        source,
+    };
     let file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(unreadable(source)),
     };
     let mut bytes = Vec::new();
-    file.take(LARGEST_JSON + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    file.take(LARGEST_JSON + 1)
+        .read_to_end(&mut bytes)
+        .map_err(unreadable)?;
     if bytes.len() as u64 > LARGEST_JSON {
-        return Err(LoadError::malformed(path, format!("larger than {} MB", LARGEST_JSON >> 20)));
+        return Err(LoadError::malformed(
+            path,
+            format!("larger than {} MB", LARGEST_JSON >> 20),
+        ));
     }
     Ok(Some(bytes))
 }
@@ -41,12 +49,16 @@ pub(crate) fn json_required<T: DeserializeOwned>(
     directory: &Path,
     file: &'static str,
 ) -> Result<T, LoadError> {
-    json_optional(&directory.join(file))?
-        .ok_or_else(|| LoadError::MissingFile { directory: directory.to_owned(), file })
+    json_optional(&directory.join(file))?.ok_or_else(|| LoadError::MissingFile {
+        directory: directory.to_owned(),
+        file,
+    })
 }
 
 /// The bytes of a file that a model cannot be without.
 pub(crate) fn read_required(directory: &Path, file: &'static str) -> Result<Vec<u8>, LoadError> {
-    read_optional(&directory.join(file))?
-        .ok_or_else(|| LoadError::MissingFile { directory: directory.to_owned(), file })
+    read_optional(&directory.join(file))?.ok_or_else(|| LoadError::MissingFile {
+        directory: directory.to_owned(),
+        file,
+    })
 }

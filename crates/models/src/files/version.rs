@@ -15,9 +15,17 @@ use crate::error::LoadError;
 const CHUNK: usize = 1 << 20;
 
 /// Twelve hexadecimal digits over everything that decides what the model computes.
-pub(crate) fn of_directory(directory: &Path, encoder: &Path, small_files: &[String]) -> Result<String, LoadError> {
+pub(crate) fn of_directory(
+    directory: &Path,
+    encoder: &Path,
+    small_files: &[String],
+) -> Result<String, LoadError> {
     let mut hash = Sha256::new();
-    let directories = if directory == encoder { vec![directory] } else { vec![directory, encoder] };
+    let directories = if directory == encoder {
+        vec![directory]
+    } else {
+        vec![directory, encoder]
+    };
     for directory in directories {
         for name in small_files {
             if let Some(bytes) = read_optional(&directory.join(name))? {
@@ -28,7 +36,12 @@ pub(crate) fn of_directory(directory: &Path, encoder: &Path, small_files: &[Stri
     for name in weights::weight_files(encoder)? {
         add_file(&mut hash, &name, &encoder.join(&name))?;
     }
-    Ok(hash.finalize().iter().take(6).map(|byte| format!("{byte:02x}")).collect())
+    Ok(hash
+        .finalize()
+        .iter()
+        .take(6)
+        .map(|byte| format!("{byte:02x}"))
+        .collect())
 }
 
 /// Names and lengths are part of the digest, so that no two sets of files read the same.
@@ -40,9 +53,16 @@ fn add(hash: &mut Sha256, name: &str, bytes: &[u8]) {
 }
 
 fn add_file(hash: &mut Sha256, name: &str, path: &Path) -> Result<(), LoadError> {
-    let unreadable = |source| LoadError::Unreadable { path: path.to_owned(), source };
+    let unreadable = |source| LoadError::Unreadable {
+        path: path.to_owned(),
+        source,
+    };
     let mut file = File::open(path).map_err(unreadable)?;
-    add(hash, name, &file.metadata().map_err(unreadable)?.len().to_le_bytes());
+    add(
+        hash,
+        name,
+        &file.metadata().map_err(unreadable)?.len().to_le_bytes(),
+    );
     let mut chunk = vec![0; CHUNK];
     loop {
         match file.read(&mut chunk).map_err(unreadable)? {

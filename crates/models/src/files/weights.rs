@@ -50,7 +50,11 @@ struct Index {
 impl Weights {
     /// Opens `model.safetensors`, or the parts that `model.safetensors.index.json` names.
     pub(crate) fn open(directory: &Path) -> Result<Self, LoadError> {
-        let mut weights = Self { directory: directory.to_owned(), files: Vec::new(), tensors: HashMap::new() };
+        let mut weights = Self {
+            directory: directory.to_owned(),
+            files: Vec::new(),
+            tensors: HashMap::new(),
+        };
         for file in weight_files(directory)? {
             weights.add_file(directory.join(file))?;
         }
@@ -58,11 +62,15 @@ impl Weights {
     }
 
     fn add_file(&mut self, path: PathBuf) -> Result<(), LoadError> {
-        let unreadable = |source| LoadError::Unreadable { path: path.clone(), source };
+        let unreadable = |source| LoadError::Unreadable {
+            path: path.clone(),
+            source,
+        };
         let mut file = File::open(&path).map_err(unreadable)?;
         let length = file.metadata().map_err(unreadable)?.len();
         let mut size = [0; 8];
-        file.read_exact(&mut size).map_err(|_| LoadError::malformed(&path, "shorter than its header"))?;
+        file.read_exact(&mut size)
+            .map_err(|_| LoadError::malformed(&path, "shorter than its header"))?;
         let header_length = u64::from_le_bytes(size);
         if header_length > LARGEST_HEADER || header_length > length.saturating_sub(8) {
             let reason = format!("it announces a header of {header_length} bytes");
@@ -75,7 +83,8 @@ impl Weights {
         let data_start = 8 + header_length;
         let expected = data_start + metadata.data_len() as u64;
         if expected != length {
-            let reason = format!("it should be {expected} bytes long, but is {length} (an interrupted download?)");
+            let reason =
+                format!("it should be {expected} bytes long, but is {length} (an interrupted download?)");
             return Err(LoadError::malformed(&path, reason));
         }
         for (name, info) in metadata.tensors() {
@@ -87,7 +96,11 @@ impl Weights {
             };
             self.tensors.insert(name, location);
         }
-        self.files.push(WeightFile { path, file, data_start });
+        self.files.push(WeightFile {
+            path,
+            file,
+            data_start,
+        });
         Ok(())
     }
 
@@ -113,17 +126,29 @@ impl Weights {
                 expected: expected.to_vec(),
             });
         }
-        let WeightFile { path, file, data_start } = &self.files[location.file];
+        let WeightFile {
+            path,
+            file,
+            data_start,
+        } = &self.files[location.file];
         let bytes_each = match location.dtype {
             Dtype::F32 => 4,
             Dtype::F16 | Dtype::BF16 => 2,
             other => {
-                return Err(LoadError::unsupported(format!("tensor '{name}' of type {other:?}"), "F32, F16, BF16"));
+                return Err(LoadError::unsupported(
+                    format!("tensor '{name}' of type {other:?}"),
+                    "F32, F16, BF16",
+                ));
             }
         };
-        let unreadable = |source| LoadError::Unreadable { path: path.clone(), source };
+        let unreadable = |source| LoadError::Unreadable {
+            path: path.clone(),
+            source,
+        };
         let mut reader = file;
-        reader.seek(SeekFrom::Start(data_start + location.start)).map_err(unreadable)?;
+        reader
+            .seek(SeekFrom::Start(data_start + location.start))
+            .map_err(unreadable)?;
         let count: usize = expected.iter().product();
         let mut values = Vec::with_capacity(count);
         let mut chunk = vec![0; CHUNK.min(count * bytes_each)];
@@ -134,7 +159,10 @@ impl Weights {
             extend(&mut values, part, location.dtype);
         }
         if values.iter().any(|value| !value.is_finite()) {
-            return Err(LoadError::malformed(path, format!("tensor '{name}' holds numbers that are not finite")));
+            return Err(LoadError::malformed(
+                path,
+                format!("tensor '{name}' holds numbers that are not finite"),
+            ));
         }
         Ok(values)
     }
@@ -176,7 +204,10 @@ pub(crate) fn weight_files(directory: &Path) -> Result<Vec<String>, LoadError> {
             });
         }
     }
-    Err(LoadError::MissingFile { directory: directory.to_owned(), file: SINGLE_FILE })
+    Err(LoadError::MissingFile {
+        directory: directory.to_owned(),
+        file: SINGLE_FILE,
+    })
 }
 
 fn index_parts(path: &Path, index: Index) -> Result<Vec<String>, LoadError> {
@@ -184,16 +215,11 @@ fn index_parts(path: &Path, index: Index) -> Result<Vec<String>, LoadError> {
     parts.sort();
     parts.dedup();
     match parts.iter().find(|part| !is_plain_part_name(part)) {
-        Some(part) => Err(LoadError::malformed(path, format!("'{part}' is no name of a safetensors file"))),
+        Some(part) => Err(LoadError::malformed(
+            path,
+            format!("'{part}' is no name of a safetensors file"),
+        )),
         None => Ok(parts),
-    }
-}
-
-/// The names of the parts that an index file lists; used before the parts are there.
-pub(crate) fn parts_of_index(path: &Path) -> Result<Vec<String>, LoadError> {
-    match json_optional::<Index>(path)? {
-        Some(index) => index_parts(path, index),
-        None => Ok(Vec::new()),
     }
 }
 

@@ -68,35 +68,68 @@ impl RemoteFile {
     }
 }
 
-pub(super) async fn pull(hub: &Hub, id: &str, revision: &str, progress: Progress<'_>) -> Result<PathBuf, HubError> {
+pub(super) async fn pull(
+    hub: &Hub,
+    id: &str,
+    revision: &str,
+    progress: Progress<'_>,
+) -> Result<PathBuf, HubError> {
     let description = describe(hub, id, revision).await?;
     let files = choose(id, &description.siblings)?;
     let cache = RepositoryCache::new(&hub.settings.cache, id);
-    let unwritable = |source| HubError::Cache { path: cache.root().to_owned(), source };
+    let unwritable = |source| HubError::Cache {
+        path: cache.root().to_owned(),
+        source,
+    };
     cache.create(&description.sha).map_err(unwritable)?;
     for file in &files {
         let blob = file.blob_name(&description.sha);
-        let transfer = Transfer { hub, id, commit: &description.sha, file, cache: &cache, blob: &blob, progress };
+        let transfer = Transfer {
+            hub,
+            id,
+            commit: &description.sha,
+            file,
+            cache: &cache,
+            blob: &blob,
+            progress,
+        };
         transfer.run().await?;
-        cache.link(&description.sha, &file.name, &blob).map_err(unwritable)?;
+        cache
+            .link(&description.sha, &file.name, &blob)
+            .map_err(unwritable)?;
     }
     cache.point(revision, &description.sha).map_err(unwritable)?;
     Ok(cache.snapshot(&description.sha))
 }
 
 async fn describe(hub: &Hub, id: &str, revision: &str) -> Result<Description, HubError> {
-    let url = format!("{}/api/models/{id}/revision/{revision}?blobs=true", hub.settings.endpoint);
+    let url = format!(
+        "{}/api/models/{id}/revision/{revision}?blobs=true",
+        hub.settings.endpoint
+    );
     let request = authorized(hub, hub.client.get(&url)).timeout(DESCRIPTION_TIMEOUT);
-    let mut response = check(hub, id, revision, request.send().await.map_err(|error| unreachable(hub, &error))?)?;
+    let mut response = check(
+        hub,
+        id,
+        revision,
+        request.send().await.map_err(|error| unreachable(hub, &error))?,
+    )?;
     let mut body = Vec::new();
     while let Some(chunk) = response.chunk().await.map_err(|error| unreachable(hub, &error))? {
         body.extend_from_slice(&chunk);
         if body.len() > LARGEST_DESCRIPTION {
-            return Err(HubError::Answer { url, reason: "it is too long".to_owned() });
+            return Err(HubError::Answer {
+                url,
+                reason: "it is too long".to_owned(),
+            });
         }
     }
-    let answer = |reason: String| HubError::Answer { url: url.clone(), reason };
-    let description: Description = serde_json::from_slice(&body).map_err(|error| answer(error.to_string()))?;
+    let answer = |reason: String| HubError::Answer {
+        url: url.clone(),
+        reason,
+    };
+    let description: Description =
+        serde_json::from_slice(&body).map_err(|error| answer(error.to_string()))?;
     if description.sha.len() < 7 || !description.sha.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
         return Err(answer("it names no commit".to_owned()));
     }
@@ -109,18 +142,38 @@ fn choose(id: &str, siblings: &[RemoteFile]) -> Result<Vec<RemoteFile>, HubError
     let wanted = |name: &str| {
         let (directory, base) = name.rsplit_once('/').unwrap_or(("", name));
         let shard = base.starts_with("model-") && base.ends_with(".safetensors");
-        let here = WANTED.contains(&base) && !(single && directory.is_empty() && base.ends_with(".index.json"));
+        let here =
+            WANTED.contains(&base) && !(single && directory.is_empty() && base.ends_with(".index.json"));
         (is_module_directory(directory) && here) || (directory.is_empty() && (here || (shard && !single)))
     };
-    let files: Vec<RemoteFile> = siblings.iter().filter(|file| wanted(&file.name)).cloned().collect();
+    let files: Vec<RemoteFile> = siblings
+        .iter()
+        .filter(|file| wanted(&file.name))
+        .cloned()
+        .collect();
     if !files.iter().any(|file| file.name.ends_with(".safetensors")) {
-        let pickled = siblings.iter().any(|file| file.name.ends_with(".bin") || file.name.ends_with(".pt"));
+        let pickled = siblings
+            .iter()
+            .any(|file| file.name.ends_with(".bin") || file.name.ends_with(".pt"));
         let id = id.to_owned();
-        return Err(if pickled { HubError::PickledOnly { id } } else { HubError::MissingFile { id, file: "model.safetensors" } });
+        return Err(if pickled {
+            HubError::PickledOnly { id }
+        } else {
+            HubError::MissingFile {
+                id,
+                file: "model.safetensors",
+            }
+        });
     }
     for file in ["config.json", "tokenizer.json"] {
-        if !files.iter().any(|found| found.name == file || found.name.ends_with(&format!("/{file}"))) {
-            return Err(HubError::MissingFile { id: id.to_owned(), file });
+        if !files
+            .iter()
+            .any(|found| found.name == file || found.name.ends_with(&format!("/{file}")))
+        {
+            return Err(HubError::MissingFile {
+                id: id.to_owned(),
+                file,
+            });
         }
     }
     Ok(files)
@@ -173,27 +226,52 @@ impl Transfer<'_> {
                 Outcome::BrokenOff(why) => reason = why,
             }
         }
-        Err(HubError::Interrupted { file: self.file.name.clone(), reason })
+        Err(HubError::Interrupted {
+            file: self.file.name.clone(),
+            reason,
+        })
     }
 
     /// Held until the file is in place, here or by another process.
     async fn lock(&self) -> Result<File, HubError> {
         let path = self.cache.lock(self.blob);
-        let unwritable = |source| HubError::Cache { path: path.clone(), source };
-        let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(unwritable)?;
+        let unwritable = |source| HubError::Cache {
+            path: path.clone(),
+            source,
+        };
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path)
+            .map_err(unwritable)?;
         if file.try_lock().is_ok() {
             return Ok(file);
         }
-        (self.progress)(ProgressEvent::Note("another process is downloading this file; waiting for it"));
+        (self.progress)(ProgressEvent::Note(
+            "another process is downloading this file; waiting for it",
+        ));
         let waiting = tokio::task::spawn_blocking(move || file.lock().map(|()| file));
-        waiting.await.map_err(std::io::Error::other).flatten().map_err(unwritable)
+        waiting
+            .await
+            .map_err(std::io::Error::other)
+            .flatten()
+            .map_err(unwritable)
     }
 
     async fn attempt(&self) -> Result<Outcome, HubError> {
         let path = self.cache.incomplete(self.blob);
-        let unwritable = |source| HubError::Cache { path: path.clone(), source };
-        let mut file =
-            OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path).map_err(unwritable)?;
+        let unwritable = |source| HubError::Cache {
+            path: path.clone(),
+            source,
+        };
+        let mut file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .read(true)
+            .write(true)
+            .open(&path)
+            .map_err(unwritable)?;
         let mut done = file.metadata().map_err(unwritable)?.len();
         if self.file.size().is_some_and(|size| done > size) {
             done = 0;
@@ -201,7 +279,10 @@ impl Transfer<'_> {
         if done > 0 && self.file.size() == Some(done) {
             return Ok(Outcome::Complete);
         }
-        let url = format!("{}/{}/resolve/{}/{}", self.hub.settings.endpoint, self.id, self.commit, self.file.name);
+        let url = format!(
+            "{}/{}/resolve/{}/{}",
+            self.hub.settings.endpoint, self.id, self.commit, self.file.name
+        );
         let mut request = authorized(self.hub, self.hub.client.get(&url));
         if done > 0 {
             request = request.header(RANGE, format!("bytes={done}-"));
@@ -212,7 +293,9 @@ impl Transfer<'_> {
             }
             Ok(response) if response.status() == StatusCode::RANGE_NOT_SATISFIABLE => {
                 file.set_len(0).map_err(unwritable)?;
-                return Ok(Outcome::BrokenOff("what was there could not be continued".to_owned()));
+                return Ok(Outcome::BrokenOff(
+                    "what was there could not be continued".to_owned(),
+                ));
             }
             Ok(response) => check(self.hub, self.id, self.commit, response)?,
             Err(error) if error.is_connect() => return Err(unreachable(self.hub, &error)),
@@ -228,10 +311,20 @@ impl Transfer<'_> {
     }
 
     async fn receive(&self, response: Response, file: &mut File, mut done: u64) -> Result<Outcome, HubError> {
-        let unwritable = |source| HubError::Cache { path: self.cache.incomplete(self.blob), source };
+        let unwritable = |source| HubError::Cache {
+            path: self.cache.incomplete(self.blob),
+            source,
+        };
         let name = self.file.name.as_str();
-        let total = self.file.size().or_else(|| response.content_length().map(|length| length + done));
-        (self.progress)(ProgressEvent::Started { file: name, done, total });
+        let total = self
+            .file
+            .size()
+            .or_else(|| response.content_length().map(|length| length + done));
+        (self.progress)(ProgressEvent::Started {
+            file: name,
+            done,
+            total,
+        });
         let mut body = response.bytes_stream();
         while let Some(chunk) = body.next().await {
             let chunk = match chunk {
@@ -244,10 +337,17 @@ impl Transfer<'_> {
                 return Ok(Outcome::BrokenOff("more arrived than was announced".to_owned()));
             }
             file.write_all(&chunk).map_err(unwritable)?;
-            (self.progress)(ProgressEvent::Advanced { file: name, done, total });
+            (self.progress)(ProgressEvent::Advanced {
+                file: name,
+                done,
+                total,
+            });
         }
         if total.is_some_and(|total| done < total) {
-            return Ok(Outcome::BrokenOff(format!("{done} bytes of {} arrived", total.unwrap_or_default())));
+            return Ok(Outcome::BrokenOff(format!(
+                "{done} bytes of {} arrived",
+                total.unwrap_or_default()
+            )));
         }
         file.sync_all().map_err(unwritable)?;
         Ok(Outcome::Complete)
@@ -255,24 +355,37 @@ impl Transfer<'_> {
 
     fn finish(&self, target: &Path) -> Result<(), HubError> {
         let path = self.cache.incomplete(self.blob);
-        let unwritable = |source| HubError::Cache { path: path.clone(), source };
+        let unwritable = |source| HubError::Cache {
+            path: path.clone(),
+            source,
+        };
         if let Some(lfs) = &self.file.lfs {
             let found = sha256_of(&path).map_err(unwritable)?;
             if !found.eq_ignore_ascii_case(&lfs.sha256) {
                 std::fs::remove_file(&path).map_err(unwritable)?;
                 let (id, file) = (self.id.to_owned(), self.file.name.clone());
-                return Err(HubError::Checksum { id, file, expected: lfs.sha256.clone(), found });
+                return Err(HubError::Checksum {
+                    id,
+                    file,
+                    expected: lfs.sha256.clone(),
+                    found,
+                });
             }
         }
         std::fs::rename(&path, target).map_err(unwritable)?;
-        (self.progress)(ProgressEvent::Finished { file: &self.file.name });
+        (self.progress)(ProgressEvent::Finished {
+            file: &self.file.name,
+        });
         Ok(())
     }
 }
 
 /// The server continues exactly where the file ends.
 fn continues_at(response: &Response, done: u64) -> bool {
-    let range = response.headers().get(CONTENT_RANGE).and_then(|range| range.to_str().ok());
+    let range = response
+        .headers()
+        .get(CONTENT_RANGE)
+        .and_then(|range| range.to_str().ok());
     response.status() == StatusCode::PARTIAL_CONTENT
         && range.is_some_and(|range| range.starts_with(&format!("bytes {done}-")))
 }
@@ -288,25 +401,38 @@ fn check(hub: &Hub, id: &str, revision: &str, response: Response) -> Result<Resp
     let status = response.status();
     match status {
         StatusCode::OK | StatusCode::PARTIAL_CONTENT => Ok(response),
-        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-            Err(HubError::Unauthorized { id: id.to_owned(), status: status.as_u16() })
-        }
-        StatusCode::NOT_FOUND => Err(HubError::NotFound { id: id.to_owned(), revision: revision.to_owned() }),
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(HubError::Unauthorized {
+            id: id.to_owned(),
+            status: status.as_u16(),
+        }),
+        StatusCode::NOT_FOUND => Err(HubError::NotFound {
+            id: id.to_owned(),
+            revision: revision.to_owned(),
+        }),
         StatusCode::TOO_MANY_REQUESTS => {
-            let header = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
+            let header = response
+                .headers()
+                .get(RETRY_AFTER)
+                .and_then(|value| value.to_str().ok());
             let seconds = header.and_then(|value| value.trim().parse().ok()).unwrap_or(60);
             Err(HubError::RateLimited { seconds })
         }
         _ => {
             // Redirects lead to signed addresses, which do not belong in messages.
             let url = format!("{}{}", hub.settings.endpoint, response.url().path());
-            Err(HubError::Status { url, status: status.as_u16() })
+            Err(HubError::Status {
+                url,
+                status: status.as_u16(),
+            })
         }
     }
 }
 
 fn unreachable(hub: &Hub, error: &reqwest::Error) -> HubError {
-    HubError::Unreachable { endpoint: hub.settings.endpoint.clone(), reason: reason(error) }
+    HubError::Unreachable {
+        endpoint: hub.settings.endpoint.clone(),
+        reason: reason(error),
+    }
 }
 
 /// The innermost cause says what happened; the outer ones repeat the address.

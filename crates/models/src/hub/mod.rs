@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use reqwest::{Client, redirect};
 
-pub use error::HubError;
 pub(crate) use download::sha256_of;
+pub use error::HubError;
 pub(crate) use layout::RepositoryCache;
 
 use crate::default_model;
@@ -56,12 +56,18 @@ impl HubSettings {
 
     fn from_variables(get: impl Fn(&str) -> Option<String>) -> Self {
         let offline = get("HF_HUB_OFFLINE").map(|value| value.to_ascii_lowercase());
-        let home = || get("HOME").or_else(|| get("USERPROFILE")).map_or_else(PathBuf::new, PathBuf::from);
+        let home = || {
+            get("HOME")
+                .or_else(|| get("USERPROFILE"))
+                .map_or_else(PathBuf::new, PathBuf::from)
+        };
         let cache_home = || get("XDG_CACHE_HOME").map_or_else(|| home().join(".cache"), PathBuf::from);
         let hub_home = || get("HF_HOME").map_or_else(|| cache_home().join("huggingface"), PathBuf::from);
         Self {
-            endpoint: get("HF_ENDPOINT")
-                .map_or_else(|| DEFAULT_ENDPOINT.to_owned(), |url| url.trim_end_matches('/').to_owned()),
+            endpoint: get("HF_ENDPOINT").map_or_else(
+                || DEFAULT_ENDPOINT.to_owned(),
+                |url| url.trim_end_matches('/').to_owned(),
+            ),
             token: get("HF_TOKEN"),
             offline: matches!(offline.as_deref(), Some("1" | "true" | "yes" | "on")),
             cache: get("HF_HUB_CACHE").map_or_else(|| hub_home().join("hub"), PathBuf::from),
@@ -74,9 +80,19 @@ impl HubSettings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProgressEvent<'a> {
     /// `done` is more than 0 where an interrupted transfer is resumed.
-    Started { file: &'a str, done: u64, total: Option<u64> },
-    Advanced { file: &'a str, done: u64, total: Option<u64> },
-    Finished { file: &'a str },
+    Started {
+        file: &'a str,
+        done: u64,
+        total: Option<u64>,
+    },
+    Advanced {
+        file: &'a str,
+        done: u64,
+        total: Option<u64>,
+    },
+    Finished {
+        file: &'a str,
+    },
     /// Something worth a line: another process is downloading, the hub cannot be reached.
     Note(&'a str),
 }
@@ -105,7 +121,10 @@ impl ModelSource {
             return Self::Directory(path);
         }
         let (id, revision) = text.split_once('@').unwrap_or((text, DEFAULT_REVISION));
-        Self::Hub { id: id.to_owned(), revision: revision.to_owned() }
+        Self::Hub {
+            id: id.to_owned(),
+            revision: revision.to_owned(),
+        }
     }
 }
 
@@ -127,7 +146,9 @@ fn is_hub_id(text: &str) -> bool {
             && !part.starts_with(['.', '-'])
             && part.len() <= 96
             && !part.contains("..")
-            && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+            && part
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
     };
     id.split('/').count() <= 2 && id.split('/').all(plain) && plain(revision)
 }
@@ -155,7 +176,11 @@ impl Hub {
     }
 
     /// The directory of a model's files, downloaded if they are not there yet.
-    pub async fn model_directory(&self, source: &ModelSource, progress: Progress<'_>) -> Result<PathBuf, HubError> {
+    pub async fn model_directory(
+        &self,
+        source: &ModelSource,
+        progress: Progress<'_>,
+    ) -> Result<PathBuf, HubError> {
         match source {
             ModelSource::Directory(path) if path.is_dir() => Ok(path.clone()),
             ModelSource::Directory(path) => Err(HubError::NoDirectory(path.clone())),
@@ -188,7 +213,9 @@ impl Hub {
 pub(crate) fn is_complete(directory: &Path) -> bool {
     // Without the list of modules a model is a plain encoder, so its absence proves nothing; but
     // where there is one, each module's configuration must have arrived.
-    let Ok(layout) = Layout::read(directory) else { return false };
+    let Ok(layout) = Layout::read(directory) else {
+        return false;
+    };
     let parts = weights::weight_files(&layout.encoder).unwrap_or_default();
     let has = |file: &str| layout.encoder.join(file).is_file();
     !parts.is_empty()

@@ -45,8 +45,19 @@ impl Packed {
     /// Packs weights as PyTorch stores them: one row of `depth` values per output column.
     pub(crate) fn from_rows(weights: &[f32], depth: usize, columns: usize) -> Self {
         let mut panels = AlignedBuffer::zeroed(depth * columns.next_multiple_of(PANEL));
-        simd::pack_transposed(Isa::detect(), weights, depth, depth, columns, panels.as_mut_slice());
-        Self { depth, columns, panels }
+        simd::pack_transposed(
+            Isa::detect(),
+            weights,
+            depth,
+            depth,
+            columns,
+            panels.as_mut_slice(),
+        );
+        Self {
+            depth,
+            columns,
+            panels,
+        }
     }
 
     pub(crate) fn columns(&self) -> usize {
@@ -54,7 +65,11 @@ impl Packed {
     }
 
     pub(crate) fn view(&self) -> PackedView<'_> {
-        PackedView { depth: self.depth, columns: self.columns, panels: self.panels.as_slice() }
+        PackedView {
+            depth: self.depth,
+            columns: self.columns,
+            panels: self.panels.as_slice(),
+        }
     }
 }
 
@@ -77,4 +92,3 @@ pub(crate) struct Product<'a> {
     pub(crate) start: Start,
     pub(crate) finish: Finish,
 }
-

@@ -50,10 +50,19 @@ fn gelu<const FMA: bool>(x: f32) -> f32 {
     let t = inner * inner;
     let numerator = horner::<FMA, 6>(
         t,
-        [-2.442_163_4e-8, 8.479_639_8e-6, 6.975_122_7e-4, 1.164_517_7e-2, 0.110_514_54, 0.797_888_4],
+        [
+            -2.442_163_4e-8,
+            8.479_639_8e-6,
+            6.975_122_7e-4,
+            1.164_517_7e-2,
+            0.110_514_54,
+            0.797_888_4,
+        ],
     );
-    let denominator =
-        horner::<FMA, 5>(t, [1.120_015_5e-4, 2.969_750_2e-3, 4.043_956_4e-2, 0.305_195_77, 1.0]);
+    let denominator = horner::<FMA, 5>(
+        t,
+        [1.120_015_5e-4, 2.969_750_2e-3, 4.043_956_4e-2, 0.305_195_77, 1.0],
+    );
     let erf = inner * numerator / denominator;
     let half = 0.5 * x;
     madd::<FMA>(half, erf, half)

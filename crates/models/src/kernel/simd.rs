@@ -52,7 +52,9 @@ pub(crate) struct AlignedBuffer {
 
 impl AlignedBuffer {
     pub(crate) fn zeroed(len: usize) -> Self {
-        Self { lines: vec![Line([0.0; PANEL]); len.div_ceil(PANEL)] }
+        Self {
+            lines: vec![Line([0.0; PANEL]); len.div_ceil(PANEL)],
+        }
     }
 
     /// The first `len` floats; what they hold is left over from earlier use.
@@ -94,7 +96,14 @@ impl Output {
 
 /// Computes `product` into the rows of `c`, which are `ldc` apart, on the threads of `team`.
 pub(crate) fn run(isa: Isa, team: &Team, product: &Product<'_>, c: &mut [f32], ldc: usize) {
-    let Product { a, lda, rows, b, bias, .. } = *product;
+    let Product {
+        a,
+        lda,
+        rows,
+        b,
+        bias,
+        ..
+    } = *product;
     if rows == 0 || b.columns == 0 {
         return;
     }
@@ -107,9 +116,17 @@ pub(crate) fn run(isa: Isa, team: &Team, product: &Product<'_>, c: &mut [f32], l
     let panels = b.columns.div_ceil(PANEL);
     // A few parts per thread even out threads that join late or are interrupted.
     let per_part = panels.div_ceil(4 * team.size()).max(1);
-    let parts = if team.size() == 1 { 1 } else { panels.div_ceil(per_part) };
+    let parts = if team.size() == 1 {
+        1
+    } else {
+        panels.div_ceil(per_part)
+    };
     team.for_each(parts, &|part| {
-        let range = if parts == 1 { 0..panels } else { part * per_part..panels.min((part + 1) * per_part) };
+        let range = if parts == 1 {
+            0..panels
+        } else {
+            part * per_part..panels.min((part + 1) * per_part)
+        };
         // SAFETY: the lengths were checked above, and the ranges of different parts are disjoint.
         unsafe { run_panels(isa, product, output, ldc, range) };
     });
@@ -143,11 +160,20 @@ unsafe fn run_panels(isa: Isa, product: &Product<'_>, output: Output, ldc: usize
                         c: unsafe { output.at(row * ldc + column) },
                         ldc,
                         accumulate: !first || product.start == Start::Existing,
-                        bias: product.bias.filter(|_| first).map(|bias| &bias[column..column + width]),
+                        bias: product
+                            .bias
+                            .filter(|_| first)
+                            .map(|bias| &bias[column..column + width]),
                         finish: if last { product.finish } else { Finish::Nothing },
                     };
                     // SAFETY: the tile lies in the rows and columns that the caller vouches for.
-                    unsafe { if width == PANEL { tile_of(isa, height, &args) } else { narrow_tile(isa, height, &args, width) } };
+                    unsafe {
+                        if width == PANEL {
+                            tile_of(isa, height, &args)
+                        } else {
+                            narrow_tile(isa, height, &args, width)
+                        }
+                    };
                     row += height;
                 }
             }
@@ -175,12 +201,18 @@ unsafe fn narrow_tile(isa: Isa, height: usize, args: &TileArgs<'_>, width: usize
     if let Some(given) = args.bias {
         bias[..width].copy_from_slice(given);
     }
-    let inner = TileArgs { c: scratch.as_mut_ptr(), ldc: PANEL, bias: args.bias.map(|_| &bias[..]), ..*args };
+    let inner = TileArgs {
+        c: scratch.as_mut_ptr(),
+        ldc: PANEL,
+        bias: args.bias.map(|_| &bias[..]),
+        ..*args
+    };
     // SAFETY: the scratch tile is as large as the largest tile.
     unsafe { tile_of(isa, height, &inner) };
     for (r, line) in scratch.chunks_exact(PANEL).take(height).enumerate() {
         // SAFETY: as above, and the caller has exclusive access.
-        unsafe { std::slice::from_raw_parts_mut(args.c.add(r * args.ldc), width) }.copy_from_slice(&line[..width]);
+        unsafe { std::slice::from_raw_parts_mut(args.c.add(r * args.ldc), width) }
+            .copy_from_slice(&line[..width]);
     }
 }
 
@@ -316,7 +348,15 @@ mod avx2_tile {
     /// As for [`super::tile`], with the lengths of `a`, `b` and `bias` checked.
     #[target_feature(enable = "avx2,fma")]
     pub(in super::super) unsafe fn tile<const R: usize>(args: &TileArgs<'_>) {
-        let TileArgs { a, lda, b, depth, c, ldc, .. } = *args;
+        let TileArgs {
+            a,
+            lda,
+            b,
+            depth,
+            c,
+            ldc,
+            ..
+        } = *args;
         let (mut a, mut b) = (a.as_ptr(), b.as_ptr());
         let mut acc: [[__m256; 2]; R] = [[_mm256_setzero_ps(); 2]; R];
         // SAFETY: `c` covers R rows of 16 floats, `bias` holds 16, `b` holds depth rows of 16 and
@@ -329,7 +369,10 @@ mod avx2_tile {
                 }
             }
             if let Some(bias) = args.bias {
-                let (left, right) = (_mm256_loadu_ps(bias.as_ptr()), _mm256_loadu_ps(bias.as_ptr().add(8)));
+                let (left, right) = (
+                    _mm256_loadu_ps(bias.as_ptr()),
+                    _mm256_loadu_ps(bias.as_ptr().add(8)),
+                );
                 for [low, high] in &mut acc {
                     *low = _mm256_add_ps(*low, left);
                     *high = _mm256_add_ps(*high, right);

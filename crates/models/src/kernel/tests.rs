@@ -23,25 +23,23 @@ fn numbers(count: usize, seed: u32) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-struct Case {
-    rows: usize,
-    depth: usize,
-    columns: usize,
-}
-
-/// `weights` has one row per output column.
-fn naive(a: &[f32], weights: &[f32], case: &Case, lda: usize, row: usize, column: usize) -> f64 {
-    (0..case.depth)
-        .map(|k| f64::from(a[row * lda + k]) * f64::from(weights[column * case.depth + k]))
-        .sum()
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
 
 #[test]
 fn products_agree_with_plain_loops_at_every_edge() {
-    let cases = [(1, 1, 1), (5, 3, 16), (6, 32, 17), (7, 384, 48), (13, 385, 31), (97, 800, 33), (200, 40, 16)];
+    let cases = [
+        (1, 1, 1),
+        (5, 3, 16),
+        (6, 32, 17),
+        (7, 384, 48),
+        (13, 385, 31),
+        (97, 800, 33),
+        (200, 40, 16),
+    ];
     for isa in sets() {
         for (rows, depth, columns) in cases {
-            let case = Case { rows, depth, columns };
             let (lda, ldc) = (depth + 3, columns + 5);
             let a = numbers(rows * lda, 1);
             let weights = numbers(columns * depth, 2);
@@ -65,10 +63,18 @@ fn products_agree_with_plain_loops_at_every_edge() {
                     let expected = if column >= columns {
                         f64::from(before[at])
                     } else {
-                        let first = if start == Start::Existing { f64::from(before[at]) } else { 0.0 };
-                        (first + f64::from(bias[column]) + naive(&a, &weights, &case, lda, row, column)).max(0.0)
+                        let first = if start == Start::Existing {
+                            f64::from(before[at])
+                        } else {
+                            0.0
+                        };
+                        let product = dot(&a[row * lda..][..depth], &weights[column * depth..][..depth]);
+                        (first + f64::from(bias[column]) + product).max(0.0)
                     };
-                    assert!((f64::from(*value) - expected).abs() < 1e-4, "{isa:?} {rows}x{depth}x{columns} at {at}");
+                    assert!(
+                        (f64::from(*value) - expected).abs() < 1e-4,
+                        "{isa:?} {rows}x{depth}x{columns} at {at}"
+                    );
                 }
             }
         }
@@ -113,7 +119,11 @@ fn a_product_that_would_write_outside_its_result_is_refused() {
         a: &[0.0; 8],
         lda: 4,
         rows: 2,
-        b: PackedView { depth: 4, columns: 16, panels: &panels },
+        b: PackedView {
+            depth: 4,
+            columns: 16,
+            panels: &panels,
+        },
         bias: None,
         start: Start::Zero,
         finish: Finish::Nothing,
@@ -140,7 +150,10 @@ fn activations_agree_with_their_definitions() {
             simd::activate(isa, finish, &mut values);
             for (x, value) in inputs.iter().zip(values) {
                 let expected = definition(f64::from(*x));
-                assert!((f64::from(value) - expected).abs() < 5e-6, "{isa:?} {finish:?}({x}) = {value}, not {expected}");
+                assert!(
+                    (f64::from(value) - expected).abs() < 5e-6,
+                    "{isa:?} {finish:?}({x}) = {value}, not {expected}"
+                );
             }
         }
     }

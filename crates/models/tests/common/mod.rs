@@ -4,13 +4,21 @@
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-use ragstone_models::{CrossEncoder, CrossEncoderOptions, EmbedderOptions, Engine, EngineOptions, LoadError, LocalEmbedder};
+use ragstone_models::{
+    CrossEncoder, CrossEncoderOptions, EmbedderOptions, Engine, EngineOptions, LoadError, LocalEmbedder,
+};
 
-pub static ENGINE: LazyLock<Engine> =
-    LazyLock::new(|| Engine::start(EngineOptions { threads: Some(2), ..EngineOptions::default() }));
+pub static ENGINE: LazyLock<Engine> = LazyLock::new(|| {
+    Engine::start(EngineOptions {
+        threads: Some(2),
+        ..EngineOptions::default()
+    })
+});
 
 pub fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures")
+        .join(name)
 }
 
 /// A copy of a fixture that a test may change.
@@ -48,11 +56,19 @@ pub fn embedder(directory: &Path) -> Result<LocalEmbedder, LoadError> {
 }
 
 pub fn cross_encoder(directory: &Path) -> Result<CrossEncoder, LoadError> {
-    let options = CrossEncoderOptions { name: "cross".to_owned(), directory: directory.to_owned() };
+    let options = CrossEncoderOptions {
+        name: "cross".to_owned(),
+        directory: directory.to_owned(),
+    };
     CrossEncoder::load(&ENGINE, &options)
 }
 
 pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
-    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>();
+    let dot = |a: &[f32], b: &[f32]| {
+        a.iter()
+            .zip(b)
+            .map(|(x, y)| f64::from(*x) * f64::from(*y))
+            .sum::<f64>()
+    };
     dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
 }

@@ -1,0 +1,301 @@
+//! The store in process: insert rate, load time, memory, and the time and recall of searches.
+//!
+//! `cargo bench -p ragstone-store --bench search -- [--documents N] [--vectors FILE] [--keep DIR]`
+//!
+//! `FILE` holds little-endian floats, 384 per vector; without it vectors are random, in clusters.
+
+#![allow(clippy::print_stdout, clippy::unwrap_used)]
+
+mod data;
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use data::{DIMENSIONS, Noise, Source, batch, word};
+use ragstone_core::store::{Page, SearchRequest, Store};
+use ragstone_core::{CollectionName, Filter, Metadata};
+use ragstone_store::{SqliteStore, StoreOptions};
+use serde_json::json;
+
+struct Arguments {
+    documents: usize,
+    vectors: Option<String>,
+    keep: Option<String>,
+}
+
+fn arguments() -> Arguments {
+    let given: Vec<String> = std::env::args().collect();
+    let after = |flag: &str| {
+        given
+            .iter()
+            .position(|a| a == flag)
+            .and_then(|at| given.get(at + 1).cloned())
+    };
+    Arguments {
+        documents: after("--documents").map_or(20_000, |n| n.parse().unwrap()),
+        vectors: after("--vectors"),
+        keep: after("--keep"),
+    }
+}
+
+#[tokio::main]
+async fn main() {
+    let arguments = arguments();
+    let temporary = tempfile::tempdir().unwrap();
+    let directory = arguments
+        .keep
+        .clone()
+        .map_or(temporary.path().to_owned(), Into::into);
+    let n = arguments.documents;
+    let mut source = match &arguments.vectors {
+        Some(path) => Source::file(path).unwrap(),
+        None => Source::clusters(),
+    };
+    let collection = CollectionName::parse("bench").unwrap();
+    // Queries are drawn like documents, and are not among them.
+    let mut vectors: Vec<Vec<f32>> = (0..n + 200).map(|number| source.vector(number)).collect();
+    let queries = vectors.split_off(n);
+    drop(source);
+
+    let store = SqliteStore::open(&directory, StoreOptions::default()).unwrap();
+    if store
+        .create_collection(&collection, Metadata::new())
+        .await
+        .is_ok()
+    {
+        insert(&store, &collection, &vectors).await;
+    }
+    let start = Instant::now();
+    store.flush().await.unwrap();
+    println!(
+        "flush {:?}, {} MB on disk",
+        start.elapsed(),
+        store.health().await.unwrap().storage_bytes >> 20
+    );
+    store.close().await.unwrap();
+    drop(store);
+
+    let before = resident();
+    let start = Instant::now();
+    let store = SqliteStore::open(&directory, StoreOptions::default()).unwrap();
+    println!(
+        "open {:?}, resident +{} MB",
+        start.elapsed(),
+        (resident() - before) >> 20
+    );
+
+    let filters = [
+        ("everything", json!({})),
+        ("50 %", json!({"half": 0})),
+        ("10 %", json!({"tenth": 3})),
+        ("1 %", json!({"hundredth": "value-42"})),
+        ("0.02 %", json!({"rare": "source-00042"})),
+    ];
+    for (label, filter) in &filters {
+        dense(&store, &collection, label, filter, &vectors, &queries).await;
+    }
+    words(&store, &collection, &queries).await;
+    pages(&store, &collection).await;
+    at_once(&store, &collection, &queries).await;
+    let start = Instant::now();
+    let count = store.empty(&collection).await.unwrap();
+    println!("emptied {count} in {:?}", start.elapsed());
+    let start = Instant::now();
+    store.flush().await.unwrap();
+    println!(
+        "flush {:?}, {} MB on disk",
+        start.elapsed(),
+        store.health().await.unwrap().storage_bytes >> 20
+    );
+}
+
+async fn insert(store: &SqliteStore, collection: &CollectionName, vectors: &[Vec<f32>]) {
+    const BATCH: usize = 500;
+    let mut spent = Duration::ZERO;
+    for (number, part) in vectors.chunks(BATCH).enumerate() {
+        let documents = batch(number * BATCH, number * BATCH + part.len(), part);
+        let start = Instant::now();
+        store.upsert(collection, documents).await.unwrap();
+        spent += start.elapsed();
+    }
+    println!(
+        "insert {:.0}/s in batches of {BATCH}",
+        vectors.len() as f64 / spent.as_secs_f64()
+    );
+    let start = Instant::now();
+    const SINGLE: usize = 200;
+    for n in 0..SINGLE {
+        let documents = batch(n, n + 1, &vectors[n..n + 1]);
+        store.upsert(collection, documents).await.unwrap();
+    }
+    println!("replace one by one {:?} each", start.elapsed() / SINGLE as u32);
+}
+
+async fn dense(
+    store: &SqliteStore,
+    collection: &CollectionName,
+    label: &str,
+    filter: &serde_json::Value,
+    vectors: &[Vec<f32>],
+    queries: &[Vec<f32>],
+) {
+    let filter = Filter::parse(filter).unwrap();
+    let matching: Vec<usize> = (0..vectors.len())
+        .filter(|n| filter.matches(&data::fields(*n)))
+        .collect();
+    let mut times = Vec::new();
+    let (mut right, mut wanted) = (0, 0);
+    let checked = if vectors.len() > 300_000 { 50 } else { 200 };
+    for (number, query) in queries.iter().enumerate() {
+        let request = SearchRequest {
+            vector: Some(query.clone()),
+            filter: filter.clone(),
+            limit: 10,
+            ..SearchRequest::default()
+        };
+        let start = Instant::now();
+        let outcome = store.search(collection, request).await.unwrap();
+        times.push(start.elapsed());
+        if number < checked {
+            let expected = brute_force(vectors, &matching, query);
+            wanted += expected.len();
+            right += outcome
+                .hits
+                .iter()
+                .filter(|hit| expected.contains(hit.document.id.as_str()))
+                .count();
+        }
+    }
+    let recall = right as f64 / f64::from(wanted as u32).max(1.0);
+    println!(
+        "dense {label:>10}: {} recall@10 {recall:.4} of {}",
+        summary(times),
+        matching.len()
+    );
+}
+
+fn brute_force(vectors: &[Vec<f32>], matching: &[usize], query: &[f32]) -> HashSet<String> {
+    let mut scored: Vec<(f32, usize)> = matching
+        .iter()
+        .map(|n| {
+            let similarity: f32 = vectors[*n]
+                .as_chunks::<8>()
+                .0
+                .iter()
+                .zip(query.as_chunks::<8>().0)
+                .fold([0.0f32; 8], |mut sums, (a, b)| {
+                    (0..8).for_each(|lane| sums[lane] += a[lane] * b[lane]);
+                    sums
+                })
+                .iter()
+                .sum();
+            (similarity, *n)
+        })
+        .collect();
+    scored.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    scored
+        .iter()
+        .take(10)
+        .map(|(_, n)| format!("document-{n}"))
+        .collect()
+}
+
+async fn words(store: &SqliteStore, collection: &CollectionName, queries: &[Vec<f32>]) {
+    for hybrid in [false, true] {
+        let mut noise = Noise(9);
+        let mut times = Vec::new();
+        for query in queries {
+            let text = [20, 300, 3000, 10_000, 30_000]
+                .map(|bound| word(noise.below(bound)))
+                .join(" ");
+            let request = SearchRequest {
+                vector: hybrid.then(|| query.clone()),
+                text: Some(text),
+                limit: 10,
+                ..SearchRequest::default()
+            };
+            let start = Instant::now();
+            store.search(collection, request).await.unwrap();
+            times.push(start.elapsed());
+        }
+        println!(
+            "{}: {}",
+            if hybrid { "hybrid" } else { "keyword" },
+            summary(times)
+        );
+    }
+}
+
+async fn pages(store: &SqliteStore, collection: &CollectionName) {
+    let filters = [
+        ("equality", json!({"hundredth": "value-42"})),
+        (
+            "$in",
+            json!({"rare": {"$in": ["source-00001", "source-00002", "source-00003"]}}),
+        ),
+        ("$or", json!({"$or": [{"half": 1}, {"tenth": 3}]})),
+        ("$and", json!({"$and": [{"half": 1}, {"tenth": 3}]})),
+        ("$ne", json!({"tenth": {"$ne": 3}})),
+        ("range", json!({"rare": {"$gte": "source-01000"}})),
+    ];
+    for (label, filter) in filters {
+        let filter = Filter::parse(&filter).unwrap();
+        let mut times = Vec::new();
+        let mut total = 0;
+        for _ in 0..100 {
+            let start = Instant::now();
+            let page = Page {
+                limit: 100,
+                offset: 0,
+            };
+            total = store.documents(collection, &filter, page).await.unwrap().total;
+            times.push(start.elapsed());
+        }
+        println!("page of 100, {label:>8}: {} of {total}", summary(times));
+    }
+    let mut times = Vec::new();
+    let mut values = 0;
+    for _ in 0..100 {
+        let start = Instant::now();
+        values = store.metadata_values(collection, "rare").await.unwrap().len();
+        times.push(start.elapsed());
+    }
+    println!("metadata values: {} of {values}", summary(times));
+}
+
+async fn at_once(store: &SqliteStore, collection: &CollectionName, queries: &[Vec<f32>]) {
+    const CLIENTS: usize = 8;
+    const EACH: usize = 100;
+    let start = Instant::now();
+    let clients = (0..CLIENTS).map(|client| async move {
+        for number in 0..EACH {
+            let request = SearchRequest {
+                vector: Some(queries[(client * EACH + number) % queries.len()].clone()),
+                limit: 10,
+                ..SearchRequest::default()
+            };
+            store.search(collection, request).await.unwrap();
+        }
+    });
+    futures::future::join_all(clients).await;
+    println!(
+        "{CLIENTS} at once: {:.0} searches/s",
+        (CLIENTS * EACH) as f64 / start.elapsed().as_secs_f64()
+    );
+}
+
+fn summary(mut times: Vec<Duration>) -> String {
+    times.sort_unstable();
+    let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize];
+    format!("p50 {:.3?} p95 {:.3?}", at(0.5), at(0.95))
+}
+
+/// Resident memory of this process in bytes, where the system tells it.
+fn resident() -> u64 {
+    std::fs::read_to_string("/proc/self/statm")
+        .ok()
+        .and_then(|text| text.split_whitespace().nth(1)?.parse::<u64>().ok())
+        .map_or(0, |pages| pages * 4096)
+}
+
+const _: () = assert!(DIMENSIONS % 8 == 0);
