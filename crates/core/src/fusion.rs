@@ -1,7 +1,11 @@
-//! Fusing two rankings into one by reciprocal rank.
+//! Fusing rankings into one.
+//!
+//! [`fuse`] joins the two rankings of one query, by meaning and by word, and looks at ranks alone.
+//! [`fuse_scores`] joins the rankings of several wordings of a question and looks at scores: there,
+//! by how much a document leads is what tells a wording that hits the point from one that misses it.
 
 /// The constant of reciprocal rank fusion: how quickly a rank loses its weight.
-const RANK_CONSTANT: f64 = 60.0;
+pub const RANK_CONSTANT: f64 = 60.0;
 
 /// How much each ranking counts in the fusion.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -90,6 +94,60 @@ pub fn fuse<K: Copy + Ord + std::hash::Hash>(
         .collect()
 }
 
+/// One ranking among several that are fused by score.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ScoredRanking<K> {
+    /// Distinct keys with their scores, higher is better, in any order.
+    pub hits: Vec<(K, f64)>,
+    pub weight: f64,
+    pub zero: Zero,
+}
+
+/// Which score is worth nothing. The best of a ranking is always worth 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Zero {
+    /// That of the last hit: every document is somewhat similar to every query, and how much so is a
+    /// habit of the model.
+    LastHit,
+    /// Zero itself: a document without any of the words has a keyword score of 0.
+    Absolute,
+}
+
+/// Fuses any number of rankings. A hit's score is the sum of `weight × worth` over the rankings that
+/// have it, where worth runs from 0 to 1 within each ranking; best first, ties go to the smaller key.
+/// A score that is not finite is worth nothing.
+pub fn fuse_scores<K: Clone + Ord + std::hash::Hash>(rankings: &[ScoredRanking<K>]) -> Vec<(K, f64)> {
+    let mut sums: std::collections::HashMap<K, f64> = std::collections::HashMap::new();
+    for ranking in rankings {
+        let scores = || {
+            ranking
+                .hits
+                .iter()
+                .map(|hit| hit.1)
+                .filter(|score| score.is_finite())
+        };
+        let best = scores().fold(f64::NEG_INFINITY, f64::max);
+        let zero = match ranking.zero {
+            Zero::LastHit => scores().fold(f64::INFINITY, f64::min),
+            Zero::Absolute => 0.0,
+        };
+        for (key, score) in &ranking.hits {
+            let worth = if !score.is_finite() || *score < zero {
+                0.0
+            } else if best > zero {
+                (score - zero) / (best - zero)
+            } else {
+                // All are equally good: a single hit, or nothing but ties.
+                1.0
+            };
+            *sums.entry(key.clone()).or_default() += ranking.weight * worth;
+        }
+    }
+    let mut fused: Vec<(K, f64)> = sums.into_iter().collect();
+    fused.sort_by(|a, b| b.1.total_cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    fused
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -124,5 +182,44 @@ mod tests {
             },
         );
         assert_eq!(fused[0].0, 2);
+    }
+
+    fn ranking(hits: &[(i32, f64)], weight: f64, zero: Zero) -> ScoredRanking<i32> {
+        ScoredRanking {
+            hits: hits.to_vec(),
+            weight,
+            zero,
+        }
+    }
+
+    #[test]
+    fn scores_are_compared_within_their_own_ranking() {
+        let fused = fuse_scores(&[
+            ranking(&[(1, 0.9), (2, 0.5), (3, 0.4)], 1.0, Zero::LastHit),
+            ranking(&[(2, 12.0), (3, 6.0)], 0.5, Zero::Absolute),
+        ]);
+        let expected = [(1, 1.0), (2, 0.2 + 0.5), (3, 0.25)];
+        for (actual, expected) in fused.iter().zip(expected) {
+            assert_eq!(actual.0, expected.0);
+            assert!(
+                (actual.1 - expected.1).abs() < 1e-12,
+                "{actual:?} is not {expected:?}"
+            );
+        }
+        assert_eq!(fused.len(), 3);
+    }
+
+    #[test]
+    fn a_ranking_of_ties_or_of_odd_scores_does_no_harm() {
+        let fused = fuse_scores(&[
+            ranking(&[(2, 0.3), (1, 0.3)], 1.0, Zero::LastHit),
+            ranking(
+                &[(3, f64::NAN), (4, -1.0), (5, f64::INFINITY)],
+                1.0,
+                Zero::Absolute,
+            ),
+            ranking(&[], 1.0, Zero::LastHit),
+        ]);
+        assert_eq!(fused, [(1, 1.0), (2, 1.0), (3, 0.0), (4, 0.0), (5, 0.0)]);
     }
 }

@@ -6,10 +6,12 @@
 pub mod analysis;
 pub mod chat;
 pub mod collection;
+pub mod conversation;
 pub mod document;
 pub mod error;
 pub mod filter;
 pub mod fusion;
+pub mod measures;
 pub mod model;
 pub mod provider;
 pub mod records;

@@ -1,0 +1,300 @@
+//! What to search for when a message is part of a conversation, without asking a language model.
+//!
+//! A message may make no sense without what was said before ("Did it sell well?"), or it may open a
+//! new subject, for which everything said before is poison. Neither can be told for certain, so the
+//! method does not choose. It estimates how likely the message continues the topic, its *continuity*,
+//! searches for the message alone and for the topic with the message at its end, and lets the two
+//! count by that likelihood ([`crate::fusion::fuse_scores`]). A wrong guess costs some places in the
+//! ranking, not the answer.
+//!
+//! Continuity is a logistic function of what a reader would look at: words that refer back or add to
+//! what was said, similarity to the topic by the embedding model, words shared with the topic, and how
+//! many words the message brings of its own, since one that brings many can stand alone. The numbers
+//! are in [`Weights`]; they were fitted on one half of a set of dialogues and checked on the other,
+//! where dialogues were also spliced to change subject in the middle.
+//!
+//! A topic is the messages that made it. Where one seems to open a new subject, the conversation is
+//! cut there, but the part before the cut stays in play, with less weight, until the next cut: a wrong
+//! cut is not fatal either. All state is text, so it outlives a change of the embedding model, and it
+//! is bounded however long the conversation goes on.
+
+mod words;
+
+use serde::{Deserialize, Serialize};
+
+use words::{Cues, cues, keywords};
+
+/// A longer topic would only blur the search, and embedding models do not read much more.
+pub const MAX_TOPIC_CHARS: usize = 1000;
+/// More of one message is not part of a topic; the message itself is searched for as a whole.
+const MAX_MESSAGE_CHARS: usize = 400;
+/// Sharing more words than this with the topic says nothing further.
+const MAX_SHARED: usize = 2;
+/// Bringing more words than this of its own says nothing further.
+const MAX_OWN: usize = 5;
+
+/// How much each observation speaks for continuing the topic, in log-odds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Weights {
+    pub base: f64,
+    pub personal_pronoun: f64,
+    pub pointing_word: f64,
+    pub adding_word: f64,
+    /// For a cosine of 1 between message and topic.
+    pub similarity: f64,
+    /// For each word the message shares with the topic.
+    pub shared_word: f64,
+    /// For each word of content the message has.
+    pub own_word: f64,
+    /// Added before the conversation is cut: where it matters to all messages to come, continuing is
+    /// the safer guess.
+    pub reluctance_to_cut: f64,
+}
+
+impl Default for Weights {
+    fn default() -> Self {
+        Self {
+            base: -0.6,
+            personal_pronoun: 0.5,
+            pointing_word: 1.4,
+            adding_word: 2.3,
+            similarity: 3.8,
+            shared_word: 0.65,
+            own_word: -0.24,
+            reluctance_to_cut: 0.5,
+        }
+    }
+}
+
+/// What is remembered of a conversation.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ConversationState {
+    /// The messages before the last cut, oldest first.
+    before: Vec<String>,
+    /// The messages since the last cut, oldest first.
+    since: Vec<String>,
+    /// How likely the last cut was right.
+    cut_likelihood: f64,
+}
+
+/// One wording to search for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct QueryVariant {
+    /// What to embed, and what to show.
+    pub text: String,
+    /// What to search for by word: the text without words that nothing can be found by.
+    pub keywords: String,
+    /// How much its rankings count; those of a plan add up to 1.
+    pub weight: f64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// There is no topic yet.
+    First,
+    /// The message most likely continues the topic.
+    Continues,
+    /// The message most likely opens a new subject.
+    Changes,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct QueryPlan {
+    pub standing: Standing,
+    /// How likely the message continues the topic, 0 to 1; 0 where there is none.
+    pub continuity: f64,
+    /// At least one, the one that counts most first.
+    pub variants: Vec<QueryVariant>,
+    /// The topic with this message taken in: one line, bounded, each message in it once.
+    pub topic: String,
+    /// What to remember once the message counts as said.
+    pub next: ConversationState,
+}
+
+impl QueryPlan {
+    /// The wording that counts most.
+    pub fn query_text(&self) -> &str {
+        self.variants.first().map_or("", |variant| variant.text.as_str())
+    }
+}
+
+impl ConversationState {
+    /// What the conversation is about at the moment; empty when it has not begun.
+    pub fn topic(&self) -> String {
+        self.since.join(" ")
+    }
+
+    /// The texts that a new message is to be compared with by the embedding model. The greatest
+    /// cosine is what [`plan`] wants. Empty when there is no topic, else one or two; each was a variant
+    /// of an earlier plan or an earlier message, so a cache of embeddings has most of them.
+    pub fn topics_to_compare(&self) -> Vec<String> {
+        if self.since.is_empty() {
+            return Vec::new();
+        }
+        let mut topics = vec![self.topic()];
+        if !self.before.is_empty() {
+            topics.push(within_budget(&self.whole()).join(" "));
+        }
+        topics
+    }
+
+    fn whole(&self) -> Vec<String> {
+        self.before.iter().chain(&self.since).cloned().collect()
+    }
+}
+
+/// Decides what to search for. `similarity` is the greatest cosine between the message and
+/// [`ConversationState::topics_to_compare`]; without an embedding model it is `None`, and the words
+/// decide alone.
+pub fn plan(
+    state: &ConversationState,
+    message: &str,
+    similarity: Option<f32>,
+    weights: &Weights,
+) -> QueryPlan {
+    let cues = cues(message);
+    let line = as_line(message);
+    if state.since.is_empty() {
+        return QueryPlan {
+            standing: Standing::First,
+            continuity: 0.0,
+            variants: vec![variant(message.to_owned(), 1.0)],
+            topic: line.clone(),
+            next: ConversationState {
+                since: with_message(&[], &line, &cues),
+                ..ConversationState::default()
+            },
+        };
+    }
+    let whole = state.whole();
+    let log_odds = continuity_log_odds(&whole, &cues, similarity, weights);
+    let continuity = logistic(log_odds);
+    let cut = log_odds + weights.reluctance_to_cut < 0.0 && !cues.content.is_empty();
+    let next = if cut {
+        ConversationState {
+            before: state.since.clone(),
+            since: with_message(&[], &line, &cues),
+            cut_likelihood: logistic(-log_odds - weights.reluctance_to_cut),
+        }
+    } else {
+        ConversationState {
+            since: with_message(&state.since, &line, &cues),
+            ..state.clone()
+        }
+    };
+    QueryPlan {
+        standing: if continuity < 0.5 {
+            Standing::Changes
+        } else {
+            Standing::Continues
+        },
+        continuity,
+        variants: variants(state, message, &line, continuity),
+        topic: if cut { line } else { joined(&state.since, &line) },
+        next,
+    }
+}
+
+fn variants(state: &ConversationState, message: &str, line: &str, continuity: f64) -> Vec<QueryVariant> {
+    let mut variants = vec![variant(message.to_owned(), 1.0 - continuity)];
+    if state.before.is_empty() {
+        variants.push(variant(joined(&state.since, line), continuity));
+    } else {
+        let cut = state.cut_likelihood.clamp(0.0, 1.0);
+        variants.push(variant(joined(&state.since, line), continuity * cut));
+        variants.push(variant(joined(&state.whole(), line), continuity * (1.0 - cut)));
+    }
+    variants.sort_by(|a, b| b.weight.total_cmp(&a.weight));
+    variants
+}
+
+fn variant(text: String, weight: f64) -> QueryVariant {
+    QueryVariant {
+        keywords: keywords(&text),
+        text,
+        weight,
+    }
+}
+
+fn continuity_log_odds(topic: &[String], message: &Cues, similarity: Option<f32>, weights: &Weights) -> f64 {
+    /// Half way between what messages that continue a topic and messages that do not have on average.
+    const UNKNOWN_SIMILARITY: f64 = 0.28;
+    let similarity = similarity
+        .filter(|cosine| cosine.is_finite())
+        .map_or(UNKNOWN_SIMILARITY, |cosine| f64::from(cosine).clamp(-1.0, 1.0));
+    let known: std::collections::HashSet<String> =
+        topic.iter().flat_map(|earlier| cues(earlier).content).collect();
+    let shared = message.content.intersection(&known).count();
+    let when = |seen: bool, weight: f64| if seen { weight } else { 0.0 };
+    weights.base
+        + when(message.personal, weights.personal_pronoun)
+        + when(message.pointing, weights.pointing_word)
+        + when(message.adding, weights.adding_word)
+        + weights.similarity * similarity
+        + weights.shared_word * shared.min(MAX_SHARED) as f64
+        + weights.own_word * message.content.len().min(MAX_OWN) as f64
+}
+
+fn logistic(log_odds: f64) -> f64 {
+    1.0 / (1.0 + (-log_odds).exp())
+}
+
+/// One line with single spaces, cut to a length that fits into a topic.
+fn as_line(message: &str) -> String {
+    let line = message
+        .split(|c: char| c.is_whitespace() || c.is_control())
+        .filter(|word| !word.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ");
+    match line.char_indices().nth(MAX_MESSAGE_CHARS) {
+        Some((end, _)) => line[..end].trim_end().to_owned(),
+        None => line,
+    }
+}
+
+/// The messages with one more at their end, and nothing twice. One without any content, such as
+/// "Why?", says nothing about the topic and is not taken in.
+fn with_message(messages: &[String], line: &str, cues: &Cues) -> Vec<String> {
+    if cues.content.is_empty() {
+        return messages.to_vec();
+    }
+    within_budget(&appended(messages, line))
+}
+
+fn joined(messages: &[String], line: &str) -> String {
+    within_budget(&appended(messages, line)).join(" ")
+}
+
+fn appended(messages: &[String], line: &str) -> Vec<String> {
+    let lower = line.to_lowercase();
+    let mut messages: Vec<String> = messages
+        .iter()
+        .filter(|earlier| earlier.to_lowercase() != lower)
+        .cloned()
+        .collect();
+    messages.push(line.to_owned());
+    messages
+}
+
+/// Keeps the first message, which mostly names the subject, and of the others the newest that fit.
+fn within_budget(messages: &[String]) -> Vec<String> {
+    let Some((first, others)) = messages.split_first() else {
+        return Vec::new();
+    };
+    let mut left = MAX_TOPIC_CHARS.saturating_sub(first.chars().count());
+    let mut kept: Vec<String> = others
+        .iter()
+        .rev()
+        .map_while(|message| {
+            left = left.checked_sub(message.chars().count() + 1)?;
+            Some(message.clone())
+        })
+        .collect();
+    kept.push(first.clone());
+    kept.reverse();
+    kept
+}
+
+#[cfg(test)]
+mod tests;

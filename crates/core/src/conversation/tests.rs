@@ -1,0 +1,165 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn after(messages: &[(&str, f32)]) -> ConversationState {
+    messages
+        .iter()
+        .fold(ConversationState::default(), |state, (message, similarity)| {
+            next_plan(&state, message, Some(*similarity)).next
+        })
+}
+
+fn next_plan(state: &ConversationState, message: &str, similarity: Option<f32>) -> QueryPlan {
+    plan(state, message, similarity, &Weights::default())
+}
+
+#[test]
+fn the_first_message_is_searched_for_as_it_is() {
+    let plan = next_plan(&ConversationState::default(), "  What is InstructLab?\n", None);
+    assert_eq!(plan.standing, Standing::First);
+    assert_eq!(plan.query_text(), "  What is InstructLab?\n");
+    assert_eq!(plan.variants.len(), 1);
+    assert_eq!(plan.variants[0].keywords, "InstructLab");
+    assert_eq!(plan.topic, "What is InstructLab?");
+    assert_eq!(plan.next.topic(), "What is InstructLab?");
+}
+
+#[test]
+fn a_pronoun_is_resolved_by_the_topic() {
+    let state = after(&[("What is InstructLab?", 0.0)]);
+    let plan = next_plan(&state, "Does it integrate with OpenShift AI?", Some(0.35));
+    assert_eq!(plan.standing, Standing::Continues);
+    assert_eq!(
+        plan.query_text(),
+        "What is InstructLab? Does it integrate with OpenShift AI?"
+    );
+    assert_eq!(plan.variants[0].keywords, "InstructLab integrate OpenShift AI");
+    assert_eq!(plan.topic, plan.query_text());
+    assert_eq!(plan.variants[1].text, "Does it integrate with OpenShift AI?");
+}
+
+#[test]
+fn a_new_subject_is_searched_for_alone_first() {
+    let state = after(&[
+        ("What is InstructLab?", 0.0),
+        ("Does it integrate with OpenShift AI?", 0.4),
+    ]);
+    let plan = next_plan(&state, "How do tulips survive cold winters?", Some(0.02));
+    assert_eq!(plan.standing, Standing::Changes);
+    assert_eq!(plan.query_text(), "How do tulips survive cold winters?");
+    assert_eq!(plan.topic, "How do tulips survive cold winters?");
+    assert_eq!(plan.next.topic(), plan.topic);
+}
+
+#[test]
+fn what_came_before_a_cut_stays_in_play_until_the_next_one() {
+    let state = after(&[
+        ("What is InstructLab?", 0.0),
+        ("How do tulips survive cold winters?", 0.02),
+    ]);
+    let plan = next_plan(&state, "Do they need that?", Some(0.4));
+    let texts: Vec<&str> = plan
+        .variants
+        .iter()
+        .map(|variant| variant.text.as_str())
+        .collect();
+    assert_eq!(
+        texts,
+        [
+            "How do tulips survive cold winters? Do they need that?",
+            "What is InstructLab? How do tulips survive cold winters? Do they need that?",
+            "Do they need that?",
+        ]
+    );
+    assert_eq!(plan.topic, texts[0]);
+    let cut_again = next_plan(&plan.next, "Which volcano erupted near Naples?", Some(0.0)).next;
+    assert!(
+        cut_again
+            .topics_to_compare()
+            .iter()
+            .all(|topic| !topic.contains("InstructLab"))
+    );
+}
+
+#[test]
+fn likeness_and_shared_words_speak_for_continuing() {
+    let state = after(&[("Which singles did the band release?", 0.0)]);
+    let continuity = |message, similarity| next_plan(&state, message, Some(similarity)).continuity;
+    let message = "Chart positions in Europe";
+    assert!(continuity(message, 0.6) > continuity(message, 0.1));
+    assert!(continuity("Chart positions of singles", 0.1) > continuity("Chart positions of apples", 0.1));
+    assert!(continuity("What else charted in Europe?", 0.1) > continuity("What charted in Europe?", 0.1));
+    let odd = next_plan(&state, message, Some(f32::NAN)).continuity;
+    assert_eq!(odd, next_plan(&state, message, None).continuity);
+}
+
+#[test]
+fn messages_without_content_leave_the_topic_alone() {
+    let state = after(&[("Which singles did the band release?", 0.0)]);
+    for empty in ["Why?", "And then?", "", " \u{a0} ", "?!"] {
+        assert_eq!(next_plan(&state, empty, Some(-1.0)).next, state, "{empty:?}");
+    }
+}
+
+#[test]
+fn nothing_is_said_twice() {
+    let state = after(&[
+        ("Who wrote Dune?", 0.0),
+        ("When was Dune written?", 0.9),
+        ("who wrote  dune?", 0.9),
+    ]);
+    assert_eq!(state.topic(), "When was Dune written? who wrote dune?");
+}
+
+#[test]
+fn a_long_conversation_keeps_its_first_message_and_the_newest() {
+    let messages: Vec<String> = (0..200)
+        .map(|n| format!("And what of this chapter{n}?"))
+        .collect();
+    let said: Vec<(&str, f32)> = messages.iter().map(|message| (message.as_str(), 0.9)).collect();
+    let topic = after(&said).topic();
+    assert!(topic.starts_with("And what of this chapter0? "), "{topic}");
+    assert!(topic.ends_with(" And what of this chapter199?"), "{topic}");
+    assert!(topic.chars().count() <= MAX_TOPIC_CHARS);
+}
+
+#[test]
+fn the_state_survives_being_stored() {
+    let state = after(&[
+        ("What is InstructLab?", 0.0),
+        ("How do tulips survive cold winters?", 0.02),
+    ]);
+    let stored = serde_json::to_string(&state).unwrap();
+    assert_eq!(serde_json::from_str::<ConversationState>(&stored).unwrap(), state);
+    assert_eq!(
+        serde_json::from_str::<ConversationState>("{}").unwrap(),
+        ConversationState::default()
+    );
+}
+
+proptest! {
+    #[test]
+    fn any_conversation_stays_bounded_and_is_planned_alike_twice(
+        messages in prop::collection::vec((any::<String>(), prop::option::of(any::<f32>())), 0..12),
+        long in 0..3000usize,
+    ) {
+        let mut state = ConversationState::default();
+        let long = "ǅ\u{301}漢 ".repeat(long);
+        for (message, similarity) in messages.iter().map(|(m, s)| (m.as_str(), *s)).chain([(long.as_str(), None)]) {
+            let plan = next_plan(&state, message, similarity);
+            prop_assert_eq!(&plan, &next_plan(&state, message, similarity));
+            prop_assert!((0.0..=1.0).contains(&plan.continuity));
+            let total: f64 = plan.variants.iter().map(|variant| variant.weight).sum();
+            prop_assert!((total - 1.0).abs() < 1e-9);
+            prop_assert!(plan.variants.iter().any(|variant| variant.text == message));
+            prop_assert!(plan.variants.windows(2).all(|pair| pair[0].weight >= pair[1].weight));
+            prop_assert!(plan.topic.chars().count() <= MAX_TOPIC_CHARS);
+            prop_assert!(!plan.topic.contains(char::is_control));
+            let next = plan.next;
+            prop_assert!(next.topics_to_compare().iter().all(|topic| topic.chars().count() <= MAX_TOPIC_CHARS));
+            prop_assert!(serde_json::to_string(&next).unwrap().len() <= 8 * 2 * MAX_TOPIC_CHARS + 1000);
+            state = next;
+        }
+    }
+}
