@@ -11,7 +11,7 @@ use crate::document::{Document, DocumentId, Metadata, NewDocument};
 use crate::error::InvalidInput;
 use crate::filter::Filter;
 use crate::model::ModelError;
-use crate::store::{DocumentPage, MetadataUpdate, Page, Selection};
+use crate::store::{DocumentPage, MetadataUpdate, Page, Selection, StoreError};
 
 /// A RAG backend: this process, another server of our own routes, or a database of another kind.
 ///
@@ -190,6 +190,9 @@ pub enum ProviderError {
     ModelNotLoaded { model: String, available: Vec<String> },
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// The backend is this process, and its store did not do it.
+    #[error(transparent)]
+    Store(StoreError),
     #[error(transparent)]
     Call(#[from] CallError),
 }
@@ -233,6 +236,9 @@ pub struct ErrorAnswer {
     pub retry_after: Option<Duration>,
 }
 
+/// A service may answer with a page; a message is a sentence or two.
+const LONGEST_REASON: usize = 300;
+
 impl ErrorAnswer {
     /// The message of the usual JSON error shapes, with a colon before it; empty where there is none.
     fn reason(&self) -> String {
@@ -246,7 +252,7 @@ impl ErrorAnswer {
         let said = ["/detail", "/error/message", "/message", "/error"]
             .iter()
             .find_map(|path| body.pointer(path)?.as_str())?;
-        Some(crate::collection::shorten(said))
+        Some(said.chars().take(LONGEST_REASON).collect())
     }
 }
 
@@ -304,9 +310,6 @@ mod tests {
             serde_json::to_value([Capability::MetadataFiltering, Capability::Rerank]).unwrap(),
             serde_json::json!(["metadata_filtering", "rerank"])
         );
-        assert_eq!(
-            serde_json::to_value(HealthStatus::Degraded).unwrap(),
-            "degraded"
-        );
+        assert_eq!(serde_json::to_value(HealthStatus::Degraded).unwrap(), "degraded");
     }
 }

@@ -1,1 +1,609 @@
-//! x
+//! The suite that every RAG backend must pass.
+//!
+//! [`check_provider`] panics with a message at the first difference. It works in collections of its
+//! own, whose names begin with `conformance-`, and deletes them in the end.
+
+use ragstone_core::document::NewDocument;
+use ragstone_core::provider::{CallError, HealthStatus, ProviderError, ProviderQuery, RagProvider};
+use ragstone_core::store::{MetadataUpdate, Page, Selection};
+use ragstone_core::{CollectionName, Document, DocumentId, Filter, Metadata};
+use serde_json::{Value, json};
+
+const WIDTH: usize = 8;
+const EVERYTHING: Page = Page {
+    limit: 1000,
+    offset: 0,
+};
+
+/// Runs the whole suite. `embedding_model` is the id of a model that the backend can embed with.
+pub async fn check_provider(provider: &dyn RagProvider, embedding_model: Option<&str>) {
+    let health = provider.health().await;
+    assert_eq!(health.status, HealthStatus::Healthy, "{health:?}");
+    assert!(
+        health.latency_ms >= 0.0 && health.timestamp.ends_with('Z'),
+        "{health:?}"
+    );
+    assert!(health.details.contains_key("collections_count"), "{health:?}");
+
+    collections_live_and_die(provider).await;
+    metadata_is_replaced_or_merged(provider).await;
+    documents_come_back_as_they_were_added(provider).await;
+    filters_mean_what_they_mean_everywhere(provider).await;
+    deleting_counts_what_was_there(provider).await;
+    searches_are_exact_under_any_filter(provider).await;
+    what_cannot_be_is_refused(provider).await;
+    if let Some(model) = embedding_model {
+        texts_are_embedded_by_the_collections_model(provider, model).await;
+    }
+}
+
+/// The status that a failure stands for, whichever backend it comes from.
+pub fn status(error: &ProviderError) -> u16 {
+    match error {
+        ProviderError::CollectionNotFound(_) => 404,
+        ProviderError::CollectionExists(_) => 409,
+        ProviderError::Invalid(_) | ProviderError::Unsupported(_) => 400,
+        ProviderError::ModelNotLoaded { .. } => 503,
+        ProviderError::Model(_) | ProviderError::Store(_) => 500,
+        ProviderError::Call(error) => error.status().unwrap_or(502),
+    }
+}
+
+fn ok<T>(outcome: Result<T, ProviderError>, what: &str) -> T {
+    match outcome {
+        Ok(value) => value,
+        Err(error) => panic!("{what}: {error}"),
+    }
+}
+
+fn refused<T>(outcome: Result<T, ProviderError>, expected: u16, what: &str) -> String {
+    match outcome {
+        Ok(_) => panic!("{what}: succeeded, {expected} was expected"),
+        Err(error) => {
+            assert_eq!(status(&error), expected, "{what}: {error}");
+            match &error {
+                ProviderError::Call(CallError::Answered(answer)) => {
+                    String::from_utf8_lossy(&answer.body).into_owned()
+                }
+                other => other.to_string(),
+            }
+        }
+    }
+}
+
+fn object(value: Value) -> Metadata {
+    match value {
+        Value::Object(object) => object,
+        other => panic!("not an object: {other}"),
+    }
+}
+
+fn name(text: &str) -> CollectionName {
+    CollectionName::parse(format!("conformance-{text}")).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// Makes an empty collection, also when an earlier run left one behind.
+async fn fresh(provider: &dyn RagProvider, text: &str, metadata: Value) -> CollectionName {
+    let name = name(text);
+    let _ = provider.delete_collection(&name).await;
+    ok(
+        provider.create_collection(&name, object(metadata)).await,
+        "creating",
+    );
+    name
+}
+
+fn document(id: &str, text: &str, metadata: Value) -> Document {
+    Document {
+        id: DocumentId::parse(id).unwrap_or_else(|e| panic!("{e}")),
+        text: text.to_owned(),
+        metadata: object(metadata),
+    }
+}
+
+fn with_vector(document: Document, vector: Vec<f32>) -> NewDocument {
+    NewDocument {
+        document,
+        embedding: Some(vector),
+    }
+}
+
+/// The same vectors in every run, in no particular direction.
+fn vector(seed: usize) -> Vec<f32> {
+    let mut state = (seed as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (0..WIDTH)
+        .map(|_| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            ((state >> 40) as f32) / (1_u64 << 24) as f32 - 0.5
+        })
+        .collect()
+}
+
+async fn collections_live_and_die(provider: &dyn RagProvider) {
+    let metadata =
+        json!({"embedding_model": "none", "thresholds": {"match": 0.4}, "tags": ["a", 1, null], "n": null});
+    let first = fresh(provider, "life", metadata.clone()).await;
+    refused(
+        provider.create_collection(&first, Metadata::new()).await,
+        409,
+        "creating twice",
+    );
+    let found = ok(provider.collection(&first).await, "reading");
+    assert_eq!(
+        (found.count, Value::Object(found.metadata)),
+        (0, metadata.clone())
+    );
+
+    let second = fresh(provider, "life-2", json!({})).await;
+    let listed = ok(provider.collections().await, "listing");
+    let named: Vec<&str> = listed.iter().map(|c| c.name.as_str()).collect();
+    assert!(named.is_sorted(), "{named:?}");
+    let of_first = listed
+        .iter()
+        .find(|c| c.name == first)
+        .map(|c| Value::Object(c.metadata.clone()));
+    assert_eq!(of_first, Some(metadata));
+    assert!(listed.iter().any(|c| c.name == second && c.metadata.is_empty()));
+
+    for gone in [&first, &second] {
+        ok(provider.delete_collection(gone).await, "deleting");
+        refused(provider.collection(gone).await, 404, "reading what is gone");
+        refused(
+            provider.delete_collection(gone).await,
+            404,
+            "deleting what is gone",
+        );
+    }
+    let everything = Filter::everything();
+    refused(
+        provider.documents(&first, &everything, EVERYTHING).await,
+        404,
+        "documents of none",
+    );
+    refused(provider.empty(&first).await, 404, "emptying none");
+    refused(provider.metadata_values(&first, "f").await, 404, "values of none");
+    let documents = vec![with_vector(document("a", "t", json!({})), vector(0))];
+    refused(
+        provider.add_documents(&first, documents).await,
+        404,
+        "adding to none",
+    );
+}
+
+async fn metadata_is_replaced_or_merged(provider: &dyn RagProvider) {
+    let name = fresh(provider, "metadata", json!({"a": 1, "b": [2]})).await;
+    let update = |metadata: Value, update| provider.update_metadata(&name, object(metadata), update);
+    let merged = ok(
+        update(json!({"b": {"x": 1}, "c": "3"}), MetadataUpdate::Merge).await,
+        "merging",
+    );
+    assert_eq!(Value::Object(merged), json!({"a": 1, "b": {"x": 1}, "c": "3"}));
+    let replaced = ok(
+        update(json!({"d": 4}), MetadataUpdate::Replace).await,
+        "replacing",
+    );
+    assert_eq!(Value::Object(replaced), json!({"d": 4}));
+    ok(
+        update(json!({}), MetadataUpdate::Replace).await,
+        "replacing by nothing",
+    );
+    assert!(
+        ok(provider.collection(&name).await, "reading")
+            .metadata
+            .is_empty()
+    );
+    ok(provider.delete_collection(&name).await, "deleting");
+}
+
+async fn documents_come_back_as_they_were_added(provider: &dyn RagProvider) {
+    let name = fresh(provider, "documents", json!({"kept": true})).await;
+    let documents = [
+        document(
+            "z",
+            "last name, first place",
+            json!({"n": 1, "f": 1.0, "b": true, "s": "ü\n\"", "neg": -7}),
+        ),
+        document(
+            "a/b?c=d&e",
+            "an id of many signs",
+            json!({"list": ["x", 1, null, true], "empty": []}),
+        ),
+        document(
+            "m",
+            "nested",
+            json!({"o": {"deep": [{"x": null}]}, "null": null, "big": u64::MAX}),
+        ),
+        document("plain", "no metadata at all", json!({})),
+    ];
+    let added: Vec<NewDocument> = documents
+        .iter()
+        .enumerate()
+        .map(|(i, d)| with_vector(d.clone(), vector(i)))
+        .collect();
+    let ids = ok(provider.add_documents(&name, added).await, "adding");
+    assert_eq!(ids, documents.iter().map(|d| d.id.clone()).collect::<Vec<_>>());
+    let everything = Filter::everything();
+    let page = ok(
+        provider.documents(&name, &everything, EVERYTHING).await,
+        "reading",
+    );
+    assert_eq!((page.documents.as_slice(), page.total), (&documents[..], 4));
+
+    let replaced = document("a/b?c=d&e", "replaced", json!({"only": "this"}));
+    ok(
+        provider
+            .add_documents(&name, vec![with_vector(replaced.clone(), vector(9))])
+            .await,
+        "replacing",
+    );
+    let page = |limit, offset| provider.documents(&name, &everything, Page { limit, offset });
+    let second = ok(page(1, 1).await, "a page");
+    assert_eq!(
+        (second.documents, second.total),
+        (vec![replaced], 4),
+        "replaced whole, in its place"
+    );
+    let none = ok(page(0, 0).await, "no page");
+    assert_eq!((none.documents.len(), none.total), (0, 4));
+    let beyond = ok(page(10, 4).await, "beyond the end");
+    assert_eq!((beyond.documents.len(), beyond.total), (0, 4));
+    assert_eq!(ok(provider.collection(&name).await, "counting").count, 4);
+    ok(provider.delete_collection(&name).await, "deleting");
+}
+
+/// Documents with every kind of value in every kind of field.
+fn varied() -> Vec<Document> {
+    let values = [
+        json!({"f": 1, "g": "a"}),
+        json!({"f": 1.0, "g": "b", "l": ["p", "q"]}),
+        json!({"f": "1"}),
+        json!({"f": true, "g": "ab"}),
+        json!({"f": null}),
+        json!({"f": [1, 2]}),
+        json!({"f": ["1", "x"], "g": "c"}),
+        json!({"f": {"x": 1}}),
+        json!({"g": "a", "n": 5}),
+        json!({"f": -2.5, "n": 7}),
+        json!({"f": [], "n": 5.5}),
+        json!({"f": 9_007_199_254_740_993_i64}),
+        json!({"f": 9_007_199_254_740_992_i64}),
+        json!({}),
+        json!({"f": false, "$odd": 1, "": "empty"}),
+        json!({"f": [[1]], "g": ""}),
+    ];
+    let of = |(i, v): (usize, Value)| document(&format!("d{i}"), &format!("text {i}"), v);
+    values.into_iter().enumerate().map(of).collect()
+}
+
+fn filters() -> Vec<Filter> {
+    [
+        json!({"f": 1}),
+        json!({"f": 1.0}),
+        json!({"f": "1"}),
+        json!({"f": true}),
+        json!({"f": null}),
+        json!({"f": 9_007_199_254_740_993_i64}),
+        json!({"f": -2.5}),
+        json!({"": "empty"}),
+        json!({"f": {"$ne": 1}}),
+        json!({"f": {"$ne": null}}),
+        json!({"f": {"$in": [1, "1", false]}}),
+        json!({"f": {"$in": []}}),
+        json!({"f": {"$nin": [1, true]}}),
+        json!({"f": {"$nin": []}}),
+        json!({"f": {"$gt": 0}}),
+        json!({"f": {"$gte": 1, "$lt": 2}}),
+        json!({"f": {"$lte": -2.5}}),
+        json!({"g": {"$gt": "a"}}),
+        json!({"g": {"$lte": "a"}}),
+        json!({"g": {"$contains": "b"}}),
+        json!({"l": {"$contains": "p"}}),
+        json!({"f": {"$contains": 2}}),
+        json!({"f": {"$exists": true}}),
+        json!({"f": {"$exists": false}}),
+        json!({"f": {"$not": {"$gt": 0}}}),
+        json!({"f": 1, "g": "a"}),
+        json!({"$or": [{"f": 1}, {"g": "c"}]}),
+        json!({"$or": [{"f": 1}, {"n": {"$gt": 5}}]}),
+        json!({"$and": [{"f": {"$exists": true}}, {"$not": {"g": "a"}}]}),
+        json!({"$not": {"$or": [{"f": 1}, {"f": {"$exists": false}}]}}),
+        json!({"missing": 1}),
+        json!({"f": {"$in": (0..200).collect::<Vec<_>>()}}),
+    ]
+    .iter()
+    .map(|json| Filter::parse(json).unwrap_or_else(|e| panic!("{e}")))
+    .collect()
+}
+
+async fn filters_mean_what_they_mean_everywhere(provider: &dyn RagProvider) {
+    let name = fresh(provider, "filters", json!({})).await;
+    let documents = varied();
+    let added = documents
+        .iter()
+        .enumerate()
+        .map(|(i, d)| with_vector(d.clone(), vector(i)))
+        .collect();
+    ok(provider.add_documents(&name, added).await, "adding");
+    for filter in filters() {
+        let expected: Vec<&Document> = documents.iter().filter(|d| filter.matches(&d.metadata)).collect();
+        let page = ok(provider.documents(&name, &filter, EVERYTHING).await, "filtering");
+        assert_eq!(page.documents.iter().collect::<Vec<_>>(), expected, "{filter:?}");
+        assert_eq!(page.total as usize, expected.len(), "{filter:?}");
+        let page = Page { limit: 1, offset: 1 };
+        let page = ok(provider.documents(&name, &filter, page).await, "a filtered page");
+        assert_eq!(page.documents.first(), expected.get(1).copied(), "{filter:?}");
+        assert_eq!(page.total as usize, expected.len(), "{filter:?}");
+    }
+    let values = |field| provider.metadata_values(&name, field);
+    let of_f = ok(values("f").await, "values");
+    let expected = json!([
+        null,
+        false,
+        true,
+        -2.5,
+        1,
+        2,
+        9_007_199_254_740_992_i64,
+        9_007_199_254_740_993_i64,
+        "1",
+        "x"
+    ]);
+    assert_eq!(Value::Array(of_f), expected);
+    assert_eq!(
+        ok(values("missing").await, "values of no field"),
+        [] as [Value; 0]
+    );
+    ok(provider.delete_collection(&name).await, "deleting");
+}
+
+async fn deleting_counts_what_was_there(provider: &dyn RagProvider) {
+    let name = fresh(provider, "deleting", json!({"kept": [1]})).await;
+    let add = || async {
+        let documents = varied()
+            .into_iter()
+            .enumerate()
+            .map(|(i, d)| with_vector(d, vector(i)))
+            .collect();
+        ok(provider.add_documents(&name, documents).await, "adding");
+    };
+    add().await;
+    let id = |text: &str| DocumentId::parse(text).unwrap_or_else(|e| panic!("{e}"));
+    let by_id = Selection::Ids(vec![id("d0"), id("never-there"), id("d3"), id("d0")]);
+    assert_eq!(
+        ok(provider.delete_documents(&name, by_id).await, "deleting by id"),
+        2
+    );
+    let lacking = Filter::parse(&json!({"f": {"$exists": false}})).unwrap_or_else(|e| panic!("{e}"));
+    let by_filter = || Selection::Matching(lacking.clone());
+    assert_eq!(
+        ok(
+            provider.delete_documents(&name, by_filter()).await,
+            "deleting by filter"
+        ),
+        2
+    );
+    assert_eq!(
+        ok(
+            provider.delete_documents(&name, by_filter()).await,
+            "deleting again"
+        ),
+        0
+    );
+    assert_eq!(ok(provider.collection(&name).await, "counting").count, 12);
+
+    assert_eq!(ok(provider.empty(&name).await, "emptying"), 12);
+    assert_eq!(ok(provider.empty(&name).await, "emptying again"), 0);
+    let emptied = ok(provider.collection(&name).await, "reading");
+    assert_eq!(
+        (emptied.count, Value::Object(emptied.metadata)),
+        (0, json!({"kept": [1]}))
+    );
+    add().await;
+    assert_eq!(ok(provider.collection(&name).await, "counting").count, 16);
+    ok(provider.delete_collection(&name).await, "deleting");
+}
+
+fn cosine_distance(a: &[f32], b: &[f32]) -> f32 {
+    let dot = |x: &[f32], y: &[f32]| {
+        x.iter()
+            .zip(y)
+            .map(|(x, y)| f64::from(*x) * f64::from(*y))
+            .sum::<f64>()
+    };
+    (1.0 - dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()) as f32
+}
+
+async fn searches_are_exact_under_any_filter(provider: &dyn RagProvider) {
+    let name = fresh(provider, "search", json!({"match_threshold": 0.4})).await;
+    let empty = ok(
+        provider.search(&name, dense(vector(0), 3)).await,
+        "searching nothing",
+    );
+    assert!(empty.hits.is_empty());
+    let documents: Vec<(Document, Vec<f32>)> = (0..300)
+        .map(|i| {
+            let metadata = match i % 100 {
+                0 => json!({"rare": [i / 100, "list"], "half": i % 2}),
+                _ => json!({"half": i % 2, "tenth": i % 10}),
+            };
+            (
+                document(&format!("s{i}"), &format!("text {i}"), metadata),
+                vector(i),
+            )
+        })
+        .collect();
+    let added = documents
+        .iter()
+        .map(|(d, v)| with_vector(d.clone(), v.clone()))
+        .collect();
+    ok(provider.add_documents(&name, added).await, "adding");
+
+    let queried = vector(1000);
+    for (filter, top_k) in [
+        (json!({}), 5),
+        (json!({}), 1000),
+        (json!({"half": 1}), 10),
+        (json!({"tenth": {"$gte": 8}}), 7),
+        (json!({"rare": "list"}), 5),
+        (json!({"rare": {"$exists": true}}), 2),
+        (json!({"rare": 2}), 3),
+        (json!({"half": {"$ne": 0}}), 20),
+        (json!({"half": 7}), 5),
+    ] {
+        let filter = Filter::parse(&filter).unwrap_or_else(|e| panic!("{e}"));
+        let mut expected: Vec<(f32, &str)> = documents
+            .iter()
+            .filter(|(d, _)| filter.matches(&d.metadata))
+            .map(|(d, v)| (cosine_distance(&queried, v), d.id.as_str()))
+            .collect();
+        expected.sort_by(|a, b| a.0.total_cmp(&b.0));
+        expected.truncate(top_k);
+        let query = ProviderQuery {
+            filter: filter.clone(),
+            ..dense(queried.clone(), top_k)
+        };
+        let answer = ok(provider.search(&name, query).await, "searching");
+        let ids: Vec<&str> = answer.hits.iter().map(|hit| hit.document.id.as_str()).collect();
+        assert_eq!(
+            ids,
+            expected.iter().map(|e| e.1).collect::<Vec<_>>(),
+            "{filter:?}"
+        );
+        for (hit, (distance, _)) in answer.hits.iter().zip(&expected) {
+            let given = hit.distance.unwrap_or(f32::NAN);
+            assert!((given - distance).abs() < 1e-4, "{given} for {distance}");
+            let score = hit.score.unwrap_or(f64::NAN);
+            assert!((score - (1.0 - f64::from(given) / 2.0)).abs() < 1e-4, "{score}");
+        }
+        assert_eq!(answer.collection_metadata["match_threshold"], 0.4);
+    }
+
+    let near = ProviderQuery {
+        max_distance: Some(0.5),
+        ..dense(queried.clone(), 1000)
+    };
+    let hits = ok(provider.search(&name, near).await, "searching nearby").hits;
+    let expected = documents
+        .iter()
+        .filter(|(_, v)| cosine_distance(&queried, v) <= 0.5)
+        .count();
+    assert_eq!(hits.len(), expected);
+
+    let expanded = ProviderQuery {
+        options: object(json!({"expand": "tenth"})),
+        filter: Filter::parse(&json!({"tenth": 3})).unwrap_or_else(|e| panic!("{e}")),
+        ..dense(queried, 1)
+    };
+    let hits = ok(provider.search(&name, expanded).await, "expanding").hits;
+    let siblings = hits[0].extra["siblings"].as_array().cloned().unwrap_or_default();
+    let siblings: Vec<&str> = siblings.iter().filter_map(|s| s["id"].as_str()).collect();
+    assert_eq!(siblings.len(), 30, "{siblings:?}");
+    assert_eq!(siblings[..2], ["s3", "s13"], "in document order");
+    ok(provider.delete_collection(&name).await, "deleting");
+}
+
+fn dense(vector: Vec<f32>, top_k: usize) -> ProviderQuery {
+    ProviderQuery {
+        vector: Some(vector),
+        top_k,
+        ..ProviderQuery::default()
+    }
+}
+
+async fn what_cannot_be_is_refused(provider: &dyn RagProvider) {
+    let name = fresh(provider, "refusals", json!({})).await;
+    let plain = |id: &str| document(id, "t", json!({}));
+    ok(
+        provider
+            .add_documents(&name, vec![with_vector(plain("a"), vector(0))])
+            .await,
+        "adding",
+    );
+    let narrow = vec![with_vector(plain("b"), vec![1.0, 2.0])];
+    let message = refused(provider.add_documents(&name, narrow).await, 400, "another width");
+    assert!(message.contains("dimension mismatch"), "{message}");
+    let mixed = vec![
+        with_vector(plain("b"), vector(1)),
+        NewDocument {
+            document: plain("c"),
+            embedding: None,
+        },
+    ];
+    let message = refused(provider.add_documents(&name, mixed).await, 400, "some vectors");
+    assert!(
+        message.contains("All documents must include pre-computed embeddings"),
+        "{message}"
+    );
+    let unembedded = || {
+        vec![NewDocument {
+            document: plain("d"),
+            embedding: None,
+        }]
+    };
+    let message = refused(provider.add_documents(&name, unembedded()).await, 400, "no model");
+    assert!(
+        message.contains("has no embedding_model in metadata"),
+        "{message}"
+    );
+    refused(
+        provider.search(&name, dense(vec![1.0], 3)).await,
+        400,
+        "searching by another width",
+    );
+    let by_text = ProviderQuery {
+        text: Some("words".into()),
+        top_k: 3,
+        ..ProviderQuery::default()
+    };
+    refused(
+        provider.search(&name, by_text).await,
+        400,
+        "searching by text without a model",
+    );
+    assert_eq!(
+        ok(provider.collection(&name).await, "counting").count,
+        1,
+        "nothing was changed"
+    );
+
+    let unloaded = fresh(provider, "unloaded", json!({"embedding_model": "never-loaded"})).await;
+    let message = refused(
+        provider.add_documents(&unloaded, unembedded()).await,
+        503,
+        "a model that is not loaded",
+    );
+    assert!(message.contains("never-loaded"), "{message}");
+    for name in [name, unloaded] {
+        ok(provider.delete_collection(&name).await, "deleting");
+    }
+}
+
+async fn texts_are_embedded_by_the_collections_model(provider: &dyn RagProvider, model: &str) {
+    let name = fresh(provider, "embedded", json!({"embedding_model": model})).await;
+    let texts = [
+        "The cat sleeps on the mat.",
+        "Rust has no garbage collector.",
+        "Rain is expected tomorrow.",
+    ];
+    let documents = texts
+        .iter()
+        .enumerate()
+        .map(|(i, text)| NewDocument {
+            document: document(&format!("t{i}"), text, json!({"i": i})),
+            embedding: None,
+        })
+        .collect();
+    ok(provider.add_documents(&name, documents).await, "adding texts");
+    for (i, text) in texts.iter().enumerate() {
+        let query = ProviderQuery {
+            text: Some((*text).to_owned()),
+            top_k: 1,
+            ..ProviderQuery::default()
+        };
+        let hits = ok(provider.search(&name, query).await, "searching by text").hits;
+        assert_eq!(hits[0].document.id.as_str(), format!("t{i}"));
+    }
+    ok(provider.delete_collection(&name).await, "deleting");
+}

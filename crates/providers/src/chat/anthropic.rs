@@ -24,7 +24,9 @@ impl AnthropicChat {
         let provider = self.client.service();
         let sampling = translate::sampling(&request.options, &[], provider)?;
         if sampling.temperature.is_some_and(|t| t > 1.0) {
-            return Err(refuse(format!("'temperature' must be at most 1 for provider '{provider}'")));
+            return Err(refuse(format!(
+                "'temperature' must be at most 1 for provider '{provider}'"
+            )));
         }
         let turns = translate::turns(request, provider)?;
         let messages: Vec<Value> = turns
@@ -71,7 +73,11 @@ fn finish_reason(stop_reason: Option<&str>) -> &'static str {
 }
 
 fn text(value: &Value, path: &str) -> String {
-    value.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned()
+    value
+        .pointer(path)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+        .to_owned()
 }
 
 fn count(value: &Value, path: &str) -> Option<u64> {
@@ -119,15 +125,13 @@ impl ChatModel for AnthropicChat {
         let events = sse::events(bytes, self.client.clone())
             .map(Some)
             .chain(futures::stream::once(async { None }));
-        Ok(events
-            .flat_map(move |event| {
-                futures::stream::iter(match event {
-                    Some(Ok(event)) => progress.chunks(&event),
-                    Some(Err(error)) => vec![Err(error)],
-                    None => progress.end(),
-                })
+        Ok(sse::until_error(events.flat_map(move |event| {
+            futures::stream::iter(match event {
+                Some(Ok(event)) => progress.chunks(&event),
+                Some(Err(error)) => vec![Err(error)],
+                None => progress.end(),
             })
-            .boxed())
+        })))
     }
 }
 

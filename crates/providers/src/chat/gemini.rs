@@ -26,7 +26,11 @@ pub(super) struct GeminiChat {
 impl GeminiChat {
     fn path(&self, request: &ChatRequest, method: &str) -> String {
         let model = request.model.as_ref().unwrap_or(&self.model);
-        let prefix = if model.starts_with("models/") { "" } else { "models/" };
+        let prefix = if model.starts_with("models/") {
+            ""
+        } else {
+            "models/"
+        };
         format!("{prefix}{model}:{method}")
     }
 
@@ -94,14 +98,21 @@ fn read(answer: &Value, client: &ServiceClient) -> Result<Piece, ChatError> {
                 .collect()
         })
         .unwrap_or_default();
-    let finish_reason = match answer.pointer("/candidates/0/finishReason").and_then(Value::as_str) {
+    let finish_reason = match answer
+        .pointer("/candidates/0/finishReason")
+        .and_then(Value::as_str)
+    {
         _ if blocked => Some("content_filter"),
         None | Some("FINISH_REASON_UNSPECIFIED") => None,
         Some("STOP") => Some("stop"),
         Some("MAX_TOKENS") => Some("length"),
         Some(_) => Some("content_filter"),
     };
-    let count = |name: &str| answer.pointer(&format!("/usageMetadata/{name}")).and_then(Value::as_u64);
+    let count = |name: &str| {
+        answer
+            .pointer(&format!("/usageMetadata/{name}"))
+            .and_then(Value::as_u64)
+    };
     let usage = count("promptTokenCount").map(|prompt| Usage {
         prompt,
         completion: count("candidatesTokenCount").unwrap_or(0) + count("thoughtsTokenCount").unwrap_or(0),
@@ -131,7 +142,10 @@ impl ChatModel for GeminiChat {
             .finish_reason
             .ok_or_else(|| self.client.bad_answer("it has no finished candidate"))?;
         let model = request.model.as_deref().unwrap_or(&self.model);
-        let id = answer.get("responseId").and_then(Value::as_str).unwrap_or_default();
+        let id = answer
+            .get("responseId")
+            .and_then(Value::as_str)
+            .unwrap_or_default();
         Ok(AnswerHead::new(id, model).completion(&piece.text, reason, piece.usage.unwrap_or_default()))
     }
 
@@ -175,6 +189,8 @@ impl ChatModel for GeminiChat {
             }
             futures::stream::iter(chunks)
         });
-        Ok(futures::stream::once(async { Ok(first) }).chain(chunks).boxed())
+        Ok(sse::until_error(
+            futures::stream::once(async { Ok(first) }).chain(chunks),
+        ))
     }
 }

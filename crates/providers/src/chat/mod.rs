@@ -74,11 +74,13 @@ pub fn from_config(
     providers: &Providers,
     env: Environment,
 ) -> Result<Arc<dyn ChatModel>, ConfigError> {
-    let entry = providers.get(&config.provider_id).ok_or_else(|| ConfigError::Unknown {
-        kind: "provider id",
-        given: config.provider_id.clone(),
-        known: known_ids(providers),
-    })?;
+    let entry = providers
+        .get(&config.provider_id)
+        .ok_or_else(|| ConfigError::Unknown {
+            kind: "provider id",
+            given: config.provider_id.clone(),
+            known: known_ids(providers),
+        })?;
     create(ChatSettings {
         provider: config.provider_id.clone(),
         backend: ChatBackend::of_provider_type(&entry.provider_type)?,

@@ -52,7 +52,7 @@ impl ChatModel for OpenAiChat {
             name: String::new(),
             data: String::new(),
         };
-        Ok(events
+        let chunks = events
             .chain(futures::stream::once(async move { Ok(end) }))
             .map(move |event| {
                 let event = event?;
@@ -75,7 +75,7 @@ impl ChatModel for OpenAiChat {
                     .is_some_and(Value::is_string);
                 Ok(Some(chunk))
             })
-            .filter_map(async |chunk: Result<Option<Value>, ChatError>| chunk.transpose())
-            .boxed())
+            .filter_map(async |chunk: Result<Option<Value>, ChatError>| chunk.transpose());
+        Ok(sse::until_error(chunks))
     }
 }

@@ -1,8 +1,8 @@
 //! Server-sent events: the text protocol that all these APIs stream with.
 
-use futures::StreamExt;
 use futures::stream::BoxStream;
-use ragstone_core::chat::ChatError;
+use futures::{Stream, StreamExt};
+use ragstone_core::chat::{ChatError, ChatStream};
 use serde_json::Value;
 
 use crate::http::{ByteStream, ServiceClient};
@@ -17,7 +17,10 @@ pub(super) struct Event {
 /// No event of a chat API comes near this size.
 const MAX_EVENT_BYTES: usize = 4 << 20;
 
-pub(super) fn events(bytes: ByteStream, client: ServiceClient) -> BoxStream<'static, Result<Event, ChatError>> {
+pub(super) fn events(
+    bytes: ByteStream,
+    client: ServiceClient,
+) -> BoxStream<'static, Result<Event, ChatError>> {
     let state = (bytes, Parser::default(), client);
     futures::stream::try_unfold(state, |(mut bytes, mut parser, client)| async move {
         loop {
@@ -42,6 +45,19 @@ pub(super) fn json(client: &ServiceClient, event: &Event) -> Result<Value, ChatE
             .bad_answer(format!("an event of its stream is not JSON ({e})"))
             .into()
     })
+}
+
+/// Ends a stream after its first error: what comes after it would be a consequence of it.
+pub(super) fn until_error(
+    chunks: impl Stream<Item = Result<Value, ChatError>> + Send + 'static,
+) -> ChatStream {
+    chunks
+        .scan(false, |failed, chunk| {
+            let next = (!*failed).then_some(chunk);
+            *failed |= matches!(next, Some(Err(_)));
+            futures::future::ready(next)
+        })
+        .boxed()
 }
 
 /// Cuts bytes into events, wherever the pieces they arrive in begin and end.
@@ -100,10 +116,7 @@ mod tests {
     #[test]
     fn events_are_found_wherever_the_bytes_are_cut() {
         let text = ": hello\r\nevent: delta\r\ndata: {\"a\":\r\ndata: \"ü\"}\r\n\r\n\ndata:x\nid: 3\n\nevent: empty\n\ndata: half";
-        let expected = [
-            ("delta", "{\"a\":\n\"ü\"}"),
-            ("", "x"),
-        ];
+        let expected = [("delta", "{\"a\":\n\"ü\"}"), ("", "x")];
         for step in 1..text.len() {
             let mut parser = Parser::default();
             let mut found = Vec::new();

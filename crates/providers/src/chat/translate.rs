@@ -140,7 +140,9 @@ fn append(text: &mut String, more: &str) {
 fn plain_text(message: &Message, index: usize, provider: &str) -> Result<String, ChatError> {
     let fields = message.fields();
     let only_text = match fields.get("content") {
-        Some(Value::Array(parts)) => parts.iter().all(|part| part.get("text").is_some_and(Value::is_string)),
+        Some(Value::Array(parts)) => parts
+            .iter()
+            .all(|part| part.get("text").is_some_and(Value::is_string)),
         Some(Value::String(_) | Value::Null) | None => true,
         Some(_) => false,
     };
@@ -190,7 +192,9 @@ impl AnswerHead {
     }
 
     pub(super) fn first_chunk(&self) -> Value {
-        self.chunk(json!([{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": null}]))
+        self.chunk(
+            json!([{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": null}]),
+        )
     }
 
     pub(super) fn text_chunk(&self, text: &str) -> Value {
@@ -260,7 +264,10 @@ mod tests {
         assert_eq!(found.system, "a\n\nd");
         assert_eq!(
             found.turns,
-            [(Speaker::User, "b\n\nc".to_owned()), (Speaker::Assistant, "e".to_owned())]
+            [
+                (Speaker::User, "b\n\nc".to_owned()),
+                (Speaker::Assistant, "e".to_owned())
+            ]
         );
     }
 
@@ -273,7 +280,10 @@ mod tests {
         for (given, named) in [
             (json!({"tools": [{"type": "function"}]}), "'tools'"),
             (json!({"n": 2}), "'n'"),
-            (json!({"response_format": {"type": "json_object"}}), "'response_format'"),
+            (
+                json!({"response_format": {"type": "json_object"}}),
+                "'response_format'",
+            ),
             (json!({"temperature": "hot"}), "'temperature'"),
             (json!({"stop": [1]}), "'stop'"),
             (json!({"max_tokens": -1}), "'max_tokens'"),
@@ -298,6 +308,9 @@ mod tests {
             unreachable!("this is an object")
         };
         let found = sampling(&options, &[], "p").unwrap();
-        assert_eq!((found.stop.as_slice(), found.max_tokens), (&["END".to_owned()][..], Some(5)));
+        assert_eq!(
+            (found.stop.as_slice(), found.max_tokens),
+            (&["END".to_owned()][..], Some(5))
+        );
     }
 }

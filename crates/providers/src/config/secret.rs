@@ -91,7 +91,9 @@ mod tests {
 
     #[test]
     fn a_missing_variable_is_named() {
-        let error = Secret::new("${NOPE}").resolve("providers.x.apiKey", &env).unwrap_err();
+        let error = Secret::new("${NOPE}")
+            .resolve("providers.x.apiKey", &env)
+            .unwrap_err();
         assert_eq!(
             error.to_string(),
             "providers.x.apiKey: the environment variable 'NOPE' is not set"
@@ -102,6 +104,9 @@ mod tests {
     #[test]
     fn a_secret_of_another_type_is_refused_without_showing_it() {
         let error = serde_json::from_str::<Secret>("31337").unwrap_err().to_string();
-        assert!(error.contains("must be a string") && !error.contains("31337"), "{error}");
+        assert!(
+            error.contains("must be a string") && !error.contains("31337"),
+            "{error}"
+        );
     }
 }

@@ -21,6 +21,14 @@ pub struct ServiceConfig {
     pub connection: Metadata,
 }
 
+impl ServiceConfig {
+    /// The host that its address names, where it has one.
+    pub fn host(&self) -> Option<String> {
+        let url = reqwest::Url::parse(self.connection.get("url")?.as_str()?).ok()?;
+        url.host_str().map(str::to_owned)
+    }
+}
+
 /// The connection may hold keys, so only the names of its fields are shown.
 impl std::fmt::Debug for ServiceConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -95,7 +103,10 @@ impl Endpoint<'_> {
             return Err(ConfigError::field("timeoutMs", "must be between 1 and 3600000"));
         }
         if !(1..=10).contains(&self.retry.max_attempts) {
-            return Err(ConfigError::field("retry.maxAttempts", "must be between 1 and 10"));
+            return Err(ConfigError::field(
+                "retry.maxAttempts",
+                "must be between 1 and 10",
+            ));
         }
         if self.retry.delay_ms > 60_000 {
             return Err(ConfigError::field("retry.delayMs", "must be at most 60000"));
@@ -184,10 +195,22 @@ mod tests {
             (json!({}), "url: missing field"),
             (json!({"url": 3}), "url: invalid type"),
             (json!({"url": "u", "urk": 1}), "urk: unknown field"),
-            (json!({"url": "u", "retry": {"maxAttempts": "x"}}), "retry.maxAttempts: invalid type"),
-            (json!({"url": "u", "retry": {"often": 1}}), "retry.often: unknown field"),
-            (json!({"url": "u", "auth": {"type": "bearer"}}), "auth.token: missing field"),
-            (json!({"url": "u", "auth": {"type": "magic"}}), "auth: unknown variant"),
+            (
+                json!({"url": "u", "retry": {"maxAttempts": "x"}}),
+                "retry.maxAttempts: invalid type",
+            ),
+            (
+                json!({"url": "u", "retry": {"often": 1}}),
+                "retry.often: unknown field",
+            ),
+            (
+                json!({"url": "u", "auth": {"type": "bearer"}}),
+                "auth.token: missing field",
+            ),
+            (
+                json!({"url": "u", "auth": {"type": "magic"}}),
+                "auth: unknown variant",
+            ),
         ] {
             let message = refusal(connection);
             assert!(message.starts_with(start), "{message}");

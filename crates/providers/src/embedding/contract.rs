@@ -98,14 +98,27 @@ fn check(request: &ContractRequest, answer: &ContractAnswer) -> Result<(), Strin
         if embedding.content_hash != chunk.content_hash {
             return Err(format!("chunk '{id}' comes with another content_hash"));
         }
-        if request.model_id.as_ref().is_some_and(|wanted| *wanted != embedding.model_id) {
+        if request
+            .model_id
+            .as_ref()
+            .is_some_and(|wanted| *wanted != embedding.model_id)
+        {
             return Err(format!("chunk '{id}' comes with another model_id"));
         }
-        if embedding.embedding_id.is_empty() || embedding.model_id.is_empty() || embedding.model_version.is_empty() {
-            return Err(format!("chunk '{id}' comes without embedding_id, model_id or model_version"));
+        if embedding.embedding_id.is_empty()
+            || embedding.model_id.is_empty()
+            || embedding.model_version.is_empty()
+        {
+            return Err(format!(
+                "chunk '{id}' comes without embedding_id, model_id or model_version"
+            ));
         }
         vectors::check(&embedding.vector, embedding.vector_dimension)?;
-        let model = (embedding.model_id.as_str(), embedding.model_version.as_str(), embedding.vector_dimension);
+        let model = (
+            embedding.model_id.as_str(),
+            embedding.model_version.as_str(),
+            embedding.vector_dimension,
+        );
         if *one_model.get_or_insert(model) != model {
             return Err("its embeddings are of more than one model".to_owned());
         }
@@ -116,6 +129,9 @@ fn check(request: &ContractRequest, answer: &ContractAnswer) -> Result<(), Strin
     }
     match open.len() {
         0 => Ok(()),
-        missing => Err(format!("{missing} of {} chunks are missing", request.chunks.len())),
+        missing => Err(format!(
+            "{missing} of {} chunks are missing",
+            request.chunks.len()
+        )),
     }
 }

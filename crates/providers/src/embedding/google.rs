@@ -59,7 +59,8 @@ impl GoogleEmbedder {
                 })
             })
             .collect();
-        let call = Call::post(format!("{}:batchEmbedContents", self.model)).json(&json!({"requests": requests}));
+        let call =
+            Call::post(format!("{}:batchEmbedContents", self.model)).json(&json!({"requests": requests}));
         let answer: Answer = self.client.call_json(call).await.map_err(vectors::model_error)?;
         // The answer is in the order of the requests and counts no tokens.
         let values = answer.embeddings.into_iter().map(|e| e.values).collect();

@@ -17,8 +17,8 @@ use ragstone_core::model::{Embedder, ModelIdentity, ModelInfo};
 use secrecy::SecretString;
 
 pub use contract::{Chunk, ChunkEmbedding, ContractAnswer, ContractClient, ContractRequest, SkippedChunk};
-pub(crate) use resolve::{known_ids, resolve_key};
 pub use resolve::{Resolution, from_config, from_entry, provider_type_to_embedding_type, resolve};
+pub(crate) use resolve::{known_ids, resolve_key};
 
 use crate::error::ConfigError;
 use crate::http::{Auth, ClientSettings, Policy, ServiceClient};
@@ -126,7 +126,10 @@ pub fn create(settings: EmbedderSettings) -> Result<Arc<dyn Embedder>, ConfigErr
     if dimensions == 0 || dimensions > ragstone_core::document::MAX_DIMENSIONS {
         return Err(ConfigError::field(
             "dimensions",
-            format!("must be between 1 and {}", ragstone_core::document::MAX_DIMENSIONS),
+            format!(
+                "must be between 1 and {}",
+                ragstone_core::document::MAX_DIMENSIONS
+            ),
         ));
     }
     let name = if settings.model.is_empty() {
@@ -186,7 +189,10 @@ mod tests {
         ] {
             let embedder = create(settings(backend)).unwrap();
             let info = embedder.info();
-            assert_eq!((info.name.as_str(), info.identity.dimensions), (model, dimensions));
+            assert_eq!(
+                (info.name.as_str(), info.identity.dimensions),
+                (model, dimensions)
+            );
         }
     }
 
@@ -197,7 +203,10 @@ mod tests {
             ..settings(backend)
         };
         for backend in [Backend::OpenAi, Backend::Google] {
-            assert!(matches!(create(without(backend)), Err(ConfigError::MissingKey { .. })));
+            assert!(matches!(
+                create(without(backend)),
+                Err(ConfigError::MissingKey { .. })
+            ));
         }
         assert!(create(without(Backend::Local)).is_ok());
     }

@@ -133,7 +133,9 @@ pub fn from_entry(
     providers: &Providers,
     env: Environment,
 ) -> Result<Arc<dyn Embedder>, ConfigError> {
-    let resolution = providers.get(provider).map_or(Resolution::UnknownProvider, resolve_entry);
+    let resolution = providers
+        .get(provider)
+        .map_or(Resolution::UnknownProvider, resolve_entry);
     let wanted = Wanted {
         id,
         provider,
@@ -193,7 +195,11 @@ pub(crate) fn known_ids(providers: &Providers) -> String {
     if providers.is_empty() {
         "none".to_owned()
     } else {
-        providers.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
+        providers
+            .keys()
+            .map(String::as_str)
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 }
 
@@ -246,20 +252,29 @@ broken: {type: openai, apiKey: "${NOT_SET_ANYWHERE}"}
     fn req_emb_010_gemini_resolves_to_google_with_the_providers_key() {
         for (id, expected) in [("gemini-1", "key-of-gemini"), ("google-1", "key-of-google")] {
             let resolution = by_id(id);
-            assert_eq!((resolution.backend_type(), key(&resolution).as_str()), ("google", expected));
+            assert_eq!(
+                (resolution.backend_type(), key(&resolution).as_str()),
+                ("google", expected)
+            );
         }
     }
 
     #[test]
     fn req_emb_010_openai_resolves_to_openai_with_the_providers_key() {
         let resolution = by_id("my-openai");
-        assert_eq!((resolution.backend_type(), key(&resolution).as_str()), ("openai", "key-of-openai"));
+        assert_eq!(
+            (resolution.backend_type(), key(&resolution).as_str()),
+            ("openai", "key-of-openai")
+        );
     }
 
     #[test]
     fn req_emb_010_ollama_resolves_to_local_and_no_key_is_required() {
         let resolution = by_id("my-ollama");
-        assert_eq!((resolution.backend_type(), key(&resolution).as_str()), ("local", ""));
+        assert_eq!(
+            (resolution.backend_type(), key(&resolution).as_str()),
+            ("local", "")
+        );
         let config = EmbeddingConfig {
             provider_id: "my-ollama".into(),
             ..EmbeddingConfig::default()
@@ -281,8 +296,14 @@ broken: {type: openai, apiKey: "${NOT_SET_ANYWHERE}"}
             provider_id: "nobody".into(),
             ..EmbeddingConfig::default()
         };
-        let error = from_config(&config, &providers(), &|_| None).err().unwrap().to_string();
-        assert!(error.contains("'nobody'") && error.contains("my-openai"), "{error}");
+        let error = from_config(&config, &providers(), &|_| None)
+            .err()
+            .unwrap()
+            .to_string();
+        assert!(
+            error.contains("'nobody'") && error.contains("my-openai"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -302,7 +323,10 @@ broken: {type: openai, apiKey: "${NOT_SET_ANYWHERE}"}
             ..EmbeddingConfig::default()
         };
         let resolution = resolve(&config, &providers());
-        assert_eq!((resolution.backend_type(), key(&resolution).as_str()), ("local", ""));
+        assert_eq!(
+            (resolution.backend_type(), key(&resolution).as_str()),
+            ("local", "")
+        );
     }
 
     #[test]
@@ -319,7 +343,10 @@ broken: {type: openai, apiKey: "${NOT_SET_ANYWHERE}"}
             provider_id: "broken".into(),
             ..EmbeddingConfig::default()
         };
-        let error = from_config(&config, &providers(), &|_| None).err().unwrap().to_string();
+        let error = from_config(&config, &providers(), &|_| None)
+            .err()
+            .unwrap()
+            .to_string();
         assert_eq!(
             error,
             "providers.broken.apiKey: the environment variable 'NOT_SET_ANYWHERE' is not set"

@@ -61,9 +61,9 @@ pub(super) fn model_error(error: CallError) -> ModelError {
             500.. => ModelError::Unavailable(message),
             _ => ModelError::Failed(message),
         },
-        CallError::Unreachable { .. } | CallError::DeadlineExceeded { .. } | CallError::CircuitOpen { .. } => {
-            ModelError::Unavailable(message)
-        }
+        CallError::Unreachable { .. }
+        | CallError::DeadlineExceeded { .. }
+        | CallError::CircuitOpen { .. } => ModelError::Unavailable(message),
         CallError::TooLarge { .. } | CallError::BadAnswer { .. } => ModelError::Failed(message),
     }
 }

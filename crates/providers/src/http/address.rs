@@ -188,7 +188,12 @@ mod tests {
 
     #[test]
     fn the_operator_may_name_any_address() {
-        for url in ["http://127.0.0.1:1", "http://localhost", "http://[::1]/", "http://169.254.169.254/"] {
+        for url in [
+            "http://127.0.0.1:1",
+            "http://localhost",
+            "http://[::1]/",
+            "http://169.254.169.254/",
+        ] {
             assert!(check(&AddressRule::Configured, url), "{url}");
             assert!(check(&AddressRule::PublicNames, url), "{url}");
         }
@@ -199,10 +204,21 @@ mod tests {
         let rule = AddressRule::Foreign {
             allowed_hosts: vec!["127.0.0.1".into(), "chroma".into()],
         };
-        for url in ["http://127.0.0.1:8000", "http://chroma:8000", "http://example.com", "http://8.8.8.8"] {
+        for url in [
+            "http://127.0.0.1:8000",
+            "http://chroma:8000",
+            "http://example.com",
+            "http://8.8.8.8",
+        ] {
             assert!(check(&rule, url), "{url}");
         }
-        for url in ["http://localhost", "http://[::1]", "http://10.0.0.1", "http://169.254.169.254", "http://0x7f.1.1.1"] {
+        for url in [
+            "http://localhost",
+            "http://[::1]",
+            "http://10.0.0.1",
+            "http://169.254.169.254",
+            "http://0x7f.1.1.1",
+        ] {
             assert!(!check(&rule, url), "{url}");
         }
     }

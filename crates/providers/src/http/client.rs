@@ -165,9 +165,7 @@ impl ServiceClient {
         if address::is_local(&base_url) {
             builder = builder.no_proxy();
         }
-        let http = builder
-            .build()
-            .map_err(|e| ConfigError::Client(innermost(&e)))?;
+        let http = builder.build().map_err(|e| ConfigError::Client(innermost(&e)))?;
         Ok(Self(Arc::new(Inner {
             breaker: Breaker::new(policy.failures_to_open, policy.cooldown),
             secrets: Secrets::of(&auth),
@@ -196,7 +194,17 @@ impl ServiceClient {
     /// Sends a call and reads the answer as JSON of a certain shape.
     pub async fn call_json<T: DeserializeOwned>(&self, call: Call) -> Result<T, CallError> {
         let answer = self.call(call).await?;
-        serde_json::from_slice(&answer.body)
+        self.read_json(&answer.body)
+    }
+
+    /// The same for an answer that is shown to people: credentials that it repeats are blanked out.
+    pub async fn call_json_to_show<T: DeserializeOwned>(&self, call: Call) -> Result<T, CallError> {
+        let answer = self.call(call).await?;
+        self.read_json(&self.0.secrets.hide_in_bytes(answer.body.into()))
+    }
+
+    fn read_json<T: DeserializeOwned>(&self, body: &[u8]) -> Result<T, CallError> {
+        serde_json::from_slice(body)
             .map_err(|e| self.bad_answer(format!("it is not the JSON that was expected ({e})")))
     }
 

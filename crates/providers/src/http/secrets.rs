@@ -19,7 +19,10 @@ impl Secrets {
             Auth::None => Vec::new(),
             Auth::Bearer(key) | Auth::Header { key, .. } => vec![key.clone()],
             Auth::Basic { username, password } => {
-                vec![password.clone(), SecretString::from(basic_credentials(username, password))]
+                vec![
+                    password.clone(),
+                    SecretString::from(basic_credentials(username, password)),
+                ]
             }
         })
     }
@@ -69,7 +72,10 @@ mod tests {
         let encoded = STANDARD.encode("ann:swordfish");
         let echoed = format!("you sent swordfish and {encoded}, swordfish!");
         assert_eq!(secrets.hide(echoed.clone()), "you sent *** and ***, ***!");
-        assert_eq!(secrets.hide_in_bytes(echoed.into_bytes()), b"you sent *** and ***, ***!");
+        assert_eq!(
+            secrets.hide_in_bytes(echoed.into_bytes()),
+            b"you sent *** and ***, ***!"
+        );
     }
 
     #[test]

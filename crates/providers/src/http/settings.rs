@@ -103,13 +103,22 @@ mod tests {
 
     #[test]
     fn base_urls_end_with_a_slash() {
-        assert_eq!(parse_base_url("http://h:1/v1").unwrap().as_str(), "http://h:1/v1/");
+        assert_eq!(
+            parse_base_url("http://h:1/v1").unwrap().as_str(),
+            "http://h:1/v1/"
+        );
         assert_eq!(parse_base_url("https://h").unwrap().as_str(), "https://h/");
     }
 
     #[test]
     fn what_is_no_base_url_is_refused_without_showing_it() {
-        for bad in ["h:1", "ftp://h", "not a url", "http://u:hunter2@h", "http://h/?key=hunter2"] {
+        for bad in [
+            "h:1",
+            "ftp://h",
+            "not a url",
+            "http://u:hunter2@h",
+            "http://h/?key=hunter2",
+        ] {
             let message = parse_base_url(bad).unwrap_err();
             assert!(!message.contains("hunter2"), "{message}");
         }

@@ -1,0 +1,332 @@
+//! The calls of Chroma's API, version 2, that are used here.
+
+use ragstone_core::error::InvalidInput;
+use ragstone_core::provider::{CallError, ProviderError};
+use ragstone_core::{Collection, CollectionName, Metadata};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::sync::OnceCell;
+
+use super::codec;
+use crate::http::{Breaking, Call, Repeat, ServiceClient};
+
+/// A key that no document has: the condition that its value is not this holds for all of them.
+const NEVER: &str = "ragstone:never";
+const COLLECTIONS_PER_PAGE: usize = 500;
+
+pub(super) struct ChromaApi {
+    client: ServiceClient,
+    /// The path of the database, with a slash at its end.
+    root: String,
+    checks: OnceCell<PreFlight>,
+}
+
+/// What a server says of its limits.
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct PreFlight {
+    pub(super) max_batch_size: usize,
+    #[serde(default)]
+    pub(super) supports_base64_encoding: bool,
+}
+
+/// A collection as Chroma has it; the count is not part of that.
+#[derive(Debug, Clone)]
+pub(super) struct CollectionRecord {
+    id: String,
+    pub(super) described: Collection,
+    /// The distance its index was built for.
+    pub(super) space: String,
+}
+
+#[derive(Deserialize)]
+struct CollectionBody {
+    id: String,
+    name: String,
+    #[serde(default)]
+    metadata: Option<Metadata>,
+    #[serde(default)]
+    dimension: Option<usize>,
+    #[serde(default)]
+    configuration_json: Value,
+}
+
+/// Columns of records; those that were not asked for are absent.
+#[derive(Debug, Deserialize)]
+pub(super) struct Records {
+    pub(super) ids: Vec<String>,
+    #[serde(default)]
+    pub(super) metadatas: Option<Vec<Option<Metadata>>>,
+    #[serde(default)]
+    pub(super) documents: Option<Vec<Option<String>>>,
+}
+
+/// As [`Records`], with one list per query.
+#[derive(Debug, Deserialize)]
+pub(super) struct Ranked {
+    pub(super) ids: Vec<Vec<String>>,
+    #[serde(default)]
+    pub(super) metadatas: Option<Vec<Vec<Option<Metadata>>>>,
+    #[serde(default)]
+    pub(super) documents: Option<Vec<Vec<Option<String>>>>,
+    #[serde(default)]
+    pub(super) distances: Option<Vec<Vec<Option<f32>>>>,
+}
+
+#[derive(Deserialize)]
+struct Deleted {
+    deleted: Option<u64>,
+}
+
+impl ChromaApi {
+    pub(super) fn new(client: ServiceClient, tenant: &str, database: &str) -> Self {
+        Self {
+            client,
+            root: format!("api/v2/tenants/{tenant}/databases/{database}/"),
+            checks: OnceCell::new(),
+        }
+    }
+
+    pub(super) fn service(&self) -> &str {
+        self.client.service()
+    }
+
+    pub(super) fn bad_answer(&self, reason: impl Into<String>) -> ProviderError {
+        self.client.bad_answer(reason).into()
+    }
+
+    pub(super) async fn version(&self) -> Result<String, CallError> {
+        let call = Call::get("api/v2/version").breaking(Breaking::Ignored);
+        self.client.call_json_to_show(call).await
+    }
+
+    pub(super) async fn count_collections(&self) -> Result<u64, CallError> {
+        let call = Call::get(format!("{}collections_count", self.root)).breaking(Breaking::Ignored);
+        self.client.call_json(call).await
+    }
+
+    /// Asked for once.
+    pub(super) async fn pre_flight(&self) -> Result<&PreFlight, ProviderError> {
+        let asked = self
+            .checks
+            .get_or_try_init(|| self.client.call_json(Call::get("api/v2/pre-flight-checks")))
+            .await?;
+        Ok(asked)
+    }
+
+    pub(super) async fn create_collection(
+        &self,
+        name: &CollectionName,
+        metadata: &Metadata,
+    ) -> Result<CollectionRecord, ProviderError> {
+        check_name(name)?;
+        let call = Call::post(format!("{}collections", self.root))
+            .json(&json!({
+                "name": name.as_str(),
+                "metadata": codec::encode_some(metadata),
+                "configuration": {"hnsw": {"space": "cosine"}},
+            }))
+            .repeat(Repeat::IfUnprocessed);
+        match self.client.call_json(call).await {
+            Ok(body) => self.read(body),
+            Err(error) if error.status() == Some(409) => Err(ProviderError::CollectionExists(name.clone())),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// All collections whose names are ours too.
+    pub(super) async fn collections(&self) -> Result<Vec<CollectionRecord>, ProviderError> {
+        let mut found = Vec::new();
+        let mut offset = 0;
+        loop {
+            let call = Call::get(format!("{}collections", self.root))
+                .query("limit", COLLECTIONS_PER_PAGE.to_string())
+                .query("offset", offset.to_string());
+            let page: Vec<CollectionBody> = self.client.call_json(call).await?;
+            let got = page.len();
+            for body in page {
+                if CollectionName::parse(body.name.as_str()).is_ok() {
+                    found.push(self.read(body)?);
+                } else {
+                    tracing::warn!(
+                        service = self.service(),
+                        name = body.name,
+                        "a collection with a name that cannot be used is left out"
+                    );
+                }
+            }
+            if got < COLLECTIONS_PER_PAGE {
+                return Ok(found);
+            }
+            offset += got;
+        }
+    }
+
+    pub(super) async fn collection(&self, name: &CollectionName) -> Result<CollectionRecord, ProviderError> {
+        // Chroma has no collections of such names, so none is there to be found.
+        if check_name(name).is_err() {
+            return Err(ProviderError::CollectionNotFound(name.clone()));
+        }
+        let call = Call::get(format!("{}collections/{name}", self.root));
+        match self.client.call_json(call).await {
+            Ok(body) => self.read(body),
+            Err(error) => Err(not_found(error, name)),
+        }
+    }
+
+    pub(super) async fn replace_metadata(
+        &self,
+        record: &CollectionRecord,
+        metadata: &Metadata,
+    ) -> Result<(), ProviderError> {
+        let call = Call::put(format!("{}collections/{}", self.root, record.id))
+            .json(&json!({"new_metadata": codec::encode_some(metadata)}));
+        self.send(record, call).await
+    }
+
+    pub(super) async fn delete_collection(&self, name: &CollectionName) -> Result<(), ProviderError> {
+        if check_name(name).is_err() {
+            return Err(ProviderError::CollectionNotFound(name.clone()));
+        }
+        let call = Call::delete(format!("{}collections/{name}", self.root)).repeat(Repeat::IfUnprocessed);
+        match self.client.call(call).await {
+            Ok(_) => Ok(()),
+            Err(error) => Err(not_found(error, name)),
+        }
+    }
+
+    pub(super) async fn count(&self, record: &CollectionRecord) -> Result<u64, ProviderError> {
+        let call = Call::get(self.path(record, "count"));
+        self.client
+            .call_json(call)
+            .await
+            .map_err(|error| not_found(error, &record.described.name))
+    }
+
+    pub(super) async fn upsert(
+        &self,
+        record: &CollectionRecord,
+        records: &Value,
+    ) -> Result<(), ProviderError> {
+        self.send(record, Call::post(self.path(record, "upsert")).json(records))
+            .await
+    }
+
+    pub(super) async fn get(
+        &self,
+        record: &CollectionRecord,
+        request: &Value,
+    ) -> Result<Records, ProviderError> {
+        let call = Call::post(self.path(record, "get")).json(request);
+        let records: Records = self
+            .client
+            .call_json(call)
+            .await
+            .map_err(|error| not_found(error, &record.described.name))?;
+        let count = records.ids.len();
+        let uneven = records.metadatas.as_ref().is_some_and(|m| m.len() != count)
+            || records.documents.as_ref().is_some_and(|d| d.len() != count);
+        if uneven {
+            return Err(self.bad_answer("its columns have different lengths"));
+        }
+        Ok(records)
+    }
+
+    pub(super) async fn query(
+        &self,
+        record: &CollectionRecord,
+        request: &Value,
+    ) -> Result<Ranked, ProviderError> {
+        let call = Call::post(self.path(record, "query")).json(request);
+        self.client
+            .call_json(call)
+            .await
+            .map_err(|error| not_found(error, &record.described.name))
+    }
+
+    pub(super) async fn delete_ids(
+        &self,
+        record: &CollectionRecord,
+        ids: &[String],
+    ) -> Result<(), ProviderError> {
+        let call = Call::post(self.path(record, "delete")).json(&json!({"ids": ids}));
+        self.send(record, call).await
+    }
+
+    /// One request for all documents, so that either all are gone or none.
+    pub(super) async fn delete_all(&self, record: &CollectionRecord) -> Result<u64, ProviderError> {
+        let before = self.count(record).await?;
+        if before == 0 {
+            return Ok(0);
+        }
+        let call = Call::post(self.path(record, "delete"))
+            .json(&json!({"where": {NEVER: {"$ne": ""}}}))
+            .repeat(Repeat::IfUnprocessed);
+        let answer: Deleted = self
+            .client
+            .call_json(call)
+            .await
+            .map_err(|error| not_found(error, &record.described.name))?;
+        Ok(answer.deleted.unwrap_or(before))
+    }
+
+    async fn send(&self, record: &CollectionRecord, call: Call) -> Result<(), ProviderError> {
+        self.client
+            .call(call)
+            .await
+            .map(|_| ())
+            .map_err(|error| not_found(error, &record.described.name))
+    }
+
+    fn path(&self, record: &CollectionRecord, operation: &str) -> String {
+        format!("{}collections/{}/{operation}", self.root, record.id)
+    }
+
+    fn read(&self, body: CollectionBody) -> Result<CollectionRecord, ProviderError> {
+        // The id becomes part of paths.
+        if !body.id.chars().all(|c| c.is_ascii_alphanumeric() || c == '-') {
+            return Err(self.bad_answer("a collection id that is no UUID"));
+        }
+        let name = CollectionName::parse(body.name).map_err(|e| self.bad_answer(e.to_string()))?;
+        let space = body
+            .configuration_json
+            .pointer("/hnsw/space")
+            .or_else(|| body.configuration_json.pointer("/spann/space"))
+            .and_then(Value::as_str)
+            .unwrap_or("l2")
+            .to_owned();
+        Ok(CollectionRecord {
+            id: body.id,
+            described: Collection {
+                name,
+                count: 0,
+                metadata: codec::decode(body.metadata).map_err(|e| self.bad_answer(e))?,
+                dimensions: body.dimension,
+            },
+            space,
+        })
+    }
+}
+
+/// Chroma's names are longer than three characters and end as they begin.
+fn check_name(name: &CollectionName) -> Result<(), InvalidInput> {
+    let text = name.as_str();
+    let ends_well = text.bytes().last().is_some_and(|b| b.is_ascii_alphanumeric());
+    let begins_well = text.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric());
+    if text.len() >= 3 && begins_well && ends_well {
+        return Ok(());
+    }
+    Err(InvalidInput::new(format!(
+        "Invalid collection name {text:?} for ChromaDB: it must have at least 3 characters and begin and end with a letter or digit"
+    )))
+}
+
+fn not_found(error: CallError, name: &CollectionName) -> ProviderError {
+    // A tenant or database that does not exist is a 404 as well, of another message.
+    let of_collection = matches!(&error, CallError::Answered(answer)
+        if answer.status == 404 && answer.message().is_some_and(|m| m.starts_with("Collection")));
+    if of_collection {
+        ProviderError::CollectionNotFound(name.clone())
+    } else {
+        error.into()
+    }
+}

@@ -1,0 +1,116 @@
+//! Metadata as Chroma can hold it.
+//!
+//! Strings, booleans and numbers are stored as they are, so that other clients see them and Chroma
+//! can filter on them. Everything else (null, lists, objects, numbers and keys that Chroma would
+//! change or refuse) is put into one reserved key as JSON, and a flag is set beside it, by which such
+//! documents can be found.
+
+use ragstone_core::Metadata;
+use serde_json::Value;
+
+/// Set on everything that has encoded fields.
+pub(super) const ENCODED_FLAG: &str = "ragstone:encoded";
+const ENCODED_FIELDS: &str = "ragstone:json";
+
+/// Keys that Chroma refuses or means something by, and our own.
+pub(super) fn is_plain_key(key: &str) -> bool {
+    !key.is_empty()
+        && !["$", "#", "chroma:", "ragstone:"]
+            .iter()
+            .any(|prefix| key.starts_with(prefix))
+}
+
+fn is_plain_value(value: &Value) -> bool {
+    match value {
+        Value::String(_) | Value::Bool(_) => true,
+        // Beyond this range it would come back as another number; minus zero loses its sign.
+        Value::Number(number) => match number.as_f64() {
+            _ if number.is_i64() => true,
+            Some(float) => !number.is_u64() && !(float == 0.0 && float.is_sign_negative()),
+            None => false,
+        },
+        Value::Null | Value::Array(_) | Value::Object(_) => false,
+    }
+}
+
+pub(super) fn encode(metadata: &Metadata) -> Metadata {
+    let (plain, other): (Metadata, Metadata) = metadata
+        .clone()
+        .into_iter()
+        .partition(|(key, value)| is_plain_key(key) && is_plain_value(value));
+    if other.is_empty() {
+        plain
+    } else {
+        flagged(plain, &other)
+    }
+}
+
+/// Of a collection: Chroma refuses metadata without any key.
+pub(super) fn encode_some(metadata: &Metadata) -> Metadata {
+    let encoded = encode(metadata);
+    if encoded.is_empty() {
+        flagged(encoded, &Metadata::new())
+    } else {
+        encoded
+    }
+}
+
+fn flagged(mut plain: Metadata, other: &Metadata) -> Metadata {
+    plain.insert(ENCODED_FLAG.into(), true.into());
+    plain.insert(
+        ENCODED_FIELDS.into(),
+        Value::Object(other.clone()).to_string().into(),
+    );
+    plain
+}
+
+/// An error is the reason why it cannot be decoded.
+pub(super) fn decode(stored: Option<Metadata>) -> Result<Metadata, String> {
+    let mut metadata = stored.unwrap_or_default();
+    metadata.remove(ENCODED_FLAG);
+    if let Some(fields) = metadata.remove(ENCODED_FIELDS) {
+        let fields: Metadata = fields
+            .as_str()
+            .and_then(|text| serde_json::from_str(text).ok())
+            .ok_or_else(|| format!("the metadata under '{ENCODED_FIELDS}' is not JSON"))?;
+        metadata.extend(fields);
+    }
+    Ok(metadata)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn object(value: Value) -> Metadata {
+        match value {
+            Value::Object(object) => object,
+            _ => unreachable!("tests give objects"),
+        }
+    }
+
+    #[test]
+    fn everything_comes_back_as_it_was() {
+        for metadata in [
+            json!({}),
+            json!({"s": "x", "b": true, "i": 7, "f": 1.0, "min": i64::MIN}),
+            json!({"n": null, "l": [1, "a", null], "o": {"x": [1]}, "big": u64::MAX, "neg": -0.0}),
+            json!({"": 1, "$x": 2, "#y": 3, "chroma:document": "z", "ragstone:json": "not json"}),
+        ] {
+            let metadata = object(metadata);
+            assert_eq!(decode(Some(encode(&metadata))).unwrap(), metadata);
+            assert_eq!(decode(Some(encode_some(&metadata))).unwrap(), metadata);
+            assert!(!encode_some(&metadata).is_empty());
+        }
+        assert_eq!(decode(None).unwrap(), Metadata::new());
+    }
+
+    #[test]
+    fn scalars_stay_visible_to_other_clients() {
+        let encoded = encode(&object(json!({"s": "x", "l": [1]})));
+        assert_eq!(encoded["s"], "x");
+        assert_eq!(encoded[ENCODED_FLAG], true);
+        assert!(!encoded.contains_key("l"));
+    }
+}

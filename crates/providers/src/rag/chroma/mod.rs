@@ -1,0 +1,315 @@
+//! A ChromaDB server, over its own API.
+//!
+//! Chroma stores scalars only, knows few operators, counts no matches and embeds on the client's
+//! side. What it lacks is made up for here, in these ways:
+//!
+//! * Metadata that Chroma cannot hold goes into one reserved key as JSON, and documents that have
+//!   any carry a flag (`codec`).
+//! * A filter becomes the narrowest condition that Chroma understands and that no matching document
+//!   fails (`narrow`); what comes back is then judged by [`Filter::matches`]. A page and its total
+//!   are made by going through all candidates; a search asks for more until enough of them match,
+//!   or searches among the ids that do (`search`).
+//! * Texts are embedded by the model that the collection's metadata names.
+//!
+//! What remains different: a write of more documents than Chroma takes at once is not all or
+//! nothing, and pages read while others write may show parts of both states.
+
+mod api;
+mod codec;
+mod narrow;
+mod read;
+mod search;
+mod write;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use ragstone_core::document::NewDocument;
+use ragstone_core::error::InvalidInput;
+use ragstone_core::model::Embedder;
+use ragstone_core::provider::{
+    Capability, Health, HealthStatus, ProviderAnswer, ProviderError, ProviderQuery, RagProvider, Reranked,
+    list_models,
+};
+use ragstone_core::store::{DocumentPage, MetadataUpdate, Page, Selection};
+use ragstone_core::{Collection, CollectionName, DocumentId, Filter, Metadata};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::health::HealthCheck;
+use super::{ConnectContext, Embedders, ProviderDescription, ProviderKind, rerank};
+use crate::config::{AuthConfig, Endpoint, RetryConfig, read_connection};
+use crate::error::ConfigError;
+use api::ChromaApi;
+
+const CAPABILITIES: &[Capability] = &[
+    Capability::Collections,
+    Capability::Search,
+    Capability::Embeddings,
+    Capability::MetadataFiltering,
+];
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Connection {
+    /// Where the ChromaDB server listens.
+    #[schemars(title = "URL", url, example = "http://localhost:8000")]
+    url: String,
+    /// The tenant whose collections are served.
+    #[schemars(title = "Tenant")]
+    #[serde(default = "default_tenant")]
+    tenant: String,
+    /// The database whose collections are served.
+    #[schemars(title = "Database")]
+    #[serde(default = "default_database")]
+    database: String,
+    /// How to sign in, where the server asks for it.
+    #[schemars(title = "Sign-in")]
+    #[serde(default)]
+    auth: Option<AuthConfig>,
+    /// How long a call may take altogether, retries included, in milliseconds.
+    #[schemars(title = "Timeout (ms)", range(min = 1, max = 3600000), example = 30000)]
+    #[serde(default = "default_timeout", alias = "timeout_ms")]
+    timeout_ms: u64,
+    /// When a call is sent again.
+    #[schemars(title = "Retries")]
+    #[serde(default)]
+    retry: RetryConfig,
+}
+
+fn default_tenant() -> String {
+    "default_tenant".to_owned()
+}
+
+fn default_database() -> String {
+    "default_database".to_owned()
+}
+
+fn default_timeout() -> u64 {
+    30_000
+}
+
+pub(super) fn kind() -> ProviderKind {
+    ProviderKind::new(
+        ProviderDescription {
+            id: "chromadb",
+            display_name: "ChromaDB",
+            description: "A ChromaDB server. Texts are embedded by the models of this process.",
+            capabilities: CAPABILITIES,
+        },
+        schemars::schema_for!(Connection).into(),
+        connect,
+    )
+}
+
+fn connect(connection: &Metadata, context: ConnectContext) -> Result<Arc<dyn RagProvider>, ConfigError> {
+    let connection: Connection = read_connection(connection)?;
+    let endpoint = Endpoint {
+        service: context.service,
+        url: &connection.url,
+        auth: connection.auth.as_ref(),
+        timeout_ms: connection.timeout_ms,
+        retry: &connection.retry,
+        addresses: context.addresses,
+    };
+    for (field, name) in [("tenant", &connection.tenant), ("database", &connection.database)] {
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if name.len() < 3 || !name.chars().all(plain) || name.contains("..") {
+            return Err(ConfigError::field(
+                field,
+                "must have at least 3 characters, all of them letters, digits, '-', '_' or '.'",
+            ));
+        }
+    }
+    Ok(Arc::new(Chroma {
+        api: ChromaApi::new(
+            endpoint.client(context.environment)?,
+            &connection.tenant,
+            &connection.database,
+        ),
+        embedders: context.embedders,
+    }))
+}
+
+struct Chroma {
+    api: ChromaApi,
+    embedders: Embedders,
+}
+
+impl Chroma {
+    fn available_models(&self) -> Vec<String> {
+        self.embedders.keys().cloned().collect()
+    }
+
+    /// The model that embeds a collection's documents and queries.
+    fn embedder(&self, collection: &api::CollectionRecord) -> Result<&Arc<dyn Embedder>, ProviderError> {
+        let model = collection.described.embedding_model().ok_or_else(|| {
+            InvalidInput::new(format!(
+                "All documents must include pre-computed embeddings: collection '{}' has no embedding_model in metadata. \
+                 Available models: {}",
+                collection.described.name,
+                list_models(&self.available_models())
+            ))
+        })?;
+        self.embedders
+            .get(model)
+            .ok_or_else(|| ProviderError::ModelNotLoaded {
+                model: model.to_owned(),
+                available: self.available_models(),
+            })
+    }
+
+    fn model_list(&self) -> Value {
+        self.embedders
+            .values()
+            .map(|embedder| {
+                let info = embedder.info();
+                json!({
+                    "id": info.identity.id, "name": info.name, "status": "loaded",
+                    "dimensions": info.identity.dimensions,
+                })
+            })
+            .collect()
+    }
+}
+
+#[async_trait]
+impl RagProvider for Chroma {
+    fn capabilities(&self) -> &'static [Capability] {
+        CAPABILITIES
+    }
+
+    async fn health(&self) -> Health {
+        let check = HealthCheck::start();
+        let version = match self.api.version().await {
+            Ok(version) => version,
+            Err(error) => return check.failed(&error),
+        };
+        let mut details = Metadata::new();
+        details.insert("version".into(), version.into());
+        if !self.embedders.is_empty() {
+            details.insert("embedding_models".into(), self.model_list());
+        }
+        match self.api.count_collections().await {
+            Ok(count) => {
+                details.insert("collections_count".into(), count.into());
+                check.answered(HealthStatus::Healthy, "the server is healthy", details)
+            }
+            // It lives, but not with this tenant or database.
+            Err(error) => {
+                details.insert("error".into(), error.to_string().into());
+                check.answered(HealthStatus::Degraded, &error.to_string(), details)
+            }
+        }
+    }
+
+    async fn create_collection(
+        &self,
+        name: &CollectionName,
+        metadata: Metadata,
+    ) -> Result<Metadata, ProviderError> {
+        Ok(self
+            .api
+            .create_collection(name, &metadata)
+            .await?
+            .described
+            .metadata)
+    }
+
+    async fn collections(&self) -> Result<Vec<Collection>, ProviderError> {
+        let records = self.api.collections().await?;
+        let mut collections = Vec::with_capacity(records.len());
+        for record in records {
+            // One that vanishes meanwhile is no longer there to be listed.
+            match self.api.count(&record).await {
+                Ok(count) => collections.push(Collection {
+                    count,
+                    ..record.described
+                }),
+                Err(ProviderError::CollectionNotFound(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        collections.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(collections)
+    }
+
+    async fn collection(&self, name: &CollectionName) -> Result<Collection, ProviderError> {
+        let record = self.api.collection(name).await?;
+        let count = self.api.count(&record).await?;
+        Ok(Collection {
+            count,
+            ..record.described
+        })
+    }
+
+    async fn update_metadata(
+        &self,
+        name: &CollectionName,
+        metadata: Metadata,
+        update: MetadataUpdate,
+    ) -> Result<Metadata, ProviderError> {
+        let record = self.api.collection(name).await?;
+        let metadata = match update {
+            MetadataUpdate::Replace => metadata,
+            MetadataUpdate::Merge => {
+                let mut merged = record.described.metadata.clone();
+                merged.extend(metadata);
+                merged
+            }
+        };
+        self.api.replace_metadata(&record, &metadata).await?;
+        Ok(metadata)
+    }
+
+    async fn delete_collection(&self, name: &CollectionName) -> Result<(), ProviderError> {
+        self.api.delete_collection(name).await
+    }
+
+    async fn add_documents(
+        &self,
+        name: &CollectionName,
+        documents: Vec<NewDocument>,
+    ) -> Result<Vec<DocumentId>, ProviderError> {
+        self.add(name, documents).await
+    }
+
+    async fn documents(
+        &self,
+        name: &CollectionName,
+        filter: &Filter,
+        page: Page,
+    ) -> Result<DocumentPage, ProviderError> {
+        self.page(name, filter, page).await
+    }
+
+    async fn delete_documents(
+        &self,
+        name: &CollectionName,
+        selection: Selection,
+    ) -> Result<u64, ProviderError> {
+        self.delete(name, selection).await
+    }
+
+    async fn empty(&self, name: &CollectionName) -> Result<u64, ProviderError> {
+        let record = self.api.collection(name).await?;
+        self.api.delete_all(&record).await
+    }
+
+    async fn metadata_values(&self, name: &CollectionName, field: &str) -> Result<Vec<Value>, ProviderError> {
+        self.values(name, field).await
+    }
+
+    async fn search(
+        &self,
+        name: &CollectionName,
+        query: ProviderQuery,
+    ) -> Result<ProviderAnswer, ProviderError> {
+        self.find(name, query).await
+    }
+
+    async fn rerank(&self, _: &str, documents: Vec<Metadata>, _: Option<usize>) -> Reranked {
+        rerank::unchanged(self.api.service(), documents, "ChromaDB has no cross-encoder")
+    }
+}

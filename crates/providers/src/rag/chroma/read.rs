@@ -1,0 +1,177 @@
+//! Reading documents: pages, values, and which documents match.
+
+use std::collections::{BTreeSet, HashMap};
+
+use ragstone_core::filter::Scalar;
+use ragstone_core::provider::ProviderError;
+use ragstone_core::store::{DocumentPage, Page};
+use ragstone_core::{CollectionName, Document, DocumentId, Filter, Metadata};
+use serde_json::{Value, json};
+
+use super::Chroma;
+use super::api::{CollectionRecord, Records};
+use super::codec;
+use super::narrow::{Narrowed, narrow};
+
+/// Metadata is read in pages of this many documents, texts in smaller ones.
+const METADATA_PAGE: usize = 5000;
+const TEXT_PAGE: usize = 1000;
+
+impl Chroma {
+    pub(super) async fn page(
+        &self,
+        name: &CollectionName,
+        filter: &Filter,
+        page: Page,
+    ) -> Result<DocumentPage, ProviderError> {
+        let record = self.api.collection(name).await?;
+        if filter.is_everything() {
+            let total = self.api.count(&record).await?;
+            let documents = self.run_of_documents(&record, page).await?;
+            return Ok(DocumentPage { documents, total });
+        }
+        let mut total = 0;
+        let mut ids = Vec::new();
+        self.each_match(&record, filter, |id| {
+            if total >= page.offset && ids.len() < page.limit {
+                ids.push(id);
+            }
+            total += 1;
+        })
+        .await?;
+        let documents = self.documents_by_id(&record, &ids).await?;
+        Ok(DocumentPage { documents, total })
+    }
+
+    async fn run_of_documents(
+        &self,
+        record: &CollectionRecord,
+        page: Page,
+    ) -> Result<Vec<Document>, ProviderError> {
+        let mut documents = Vec::new();
+        while documents.len() < page.limit {
+            let limit = (page.limit - documents.len()).min(TEXT_PAGE);
+            let records = self
+                .api
+                .get(
+                    record,
+                    &json!({
+                        "include": ["documents", "metadatas"],
+                        "limit": limit, "offset": page.offset + documents.len() as u64,
+                    }),
+                )
+                .await?;
+            let got = records.ids.len();
+            documents.extend(self.read_documents(records)?);
+            if got < limit {
+                break;
+            }
+        }
+        Ok(documents)
+    }
+
+    /// The documents of these ids, in their order; one that is gone by now is left out.
+    pub(super) async fn documents_by_id(
+        &self,
+        record: &CollectionRecord,
+        ids: &[String],
+    ) -> Result<Vec<Document>, ProviderError> {
+        let mut found: HashMap<String, Document> = HashMap::with_capacity(ids.len());
+        for ids in ids.chunks(TEXT_PAGE) {
+            let request = json!({"ids": ids, "include": ["documents", "metadatas"]});
+            let records = self.api.get(record, &request).await?;
+            for document in self.read_documents(records)? {
+                found.insert(document.id.as_str().to_owned(), document);
+            }
+        }
+        Ok(ids.iter().filter_map(|id| found.remove(id)).collect())
+    }
+
+    /// Goes through the ids of all matching documents, in order.
+    pub(super) async fn each_match(
+        &self,
+        record: &CollectionRecord,
+        filter: &Filter,
+        mut visit: impl FnMut(String) + Send,
+    ) -> Result<(), ProviderError> {
+        self.each_candidate(record, narrow(filter), |id, metadata| {
+            if filter.matches(&metadata) {
+                visit(id);
+            }
+        })
+        .await
+    }
+
+    async fn each_candidate(
+        &self,
+        record: &CollectionRecord,
+        narrowed: Narrowed,
+        mut visit: impl FnMut(String, Metadata) + Send,
+    ) -> Result<(), ProviderError> {
+        let mut request = json!({"include": ["metadatas"], "limit": METADATA_PAGE});
+        match narrowed {
+            Narrowed::Nothing => return Ok(()),
+            Narrowed::Everything => {}
+            Narrowed::Where(condition) => request["where"] = condition,
+        }
+        let mut offset = 0;
+        loop {
+            request["offset"] = offset.into();
+            let records = self.api.get(record, &request).await?;
+            let got = records.ids.len();
+            let metadatas = records.metadatas.unwrap_or_else(|| vec![None; got]);
+            for (id, stored) in records.ids.into_iter().zip(metadatas) {
+                let metadata = codec::decode(stored).map_err(|e| self.api.bad_answer(e))?;
+                visit(id, metadata);
+            }
+            if got < METADATA_PAGE {
+                return Ok(());
+            }
+            offset += got;
+        }
+    }
+
+    pub(super) async fn values(
+        &self,
+        name: &CollectionName,
+        field: &str,
+    ) -> Result<Vec<Value>, ProviderError> {
+        let record = self.api.collection(name).await?;
+        let mut values: BTreeSet<Scalar> = BTreeSet::new();
+        self.each_candidate(&record, Narrowed::Everything, |_, metadata| {
+            match metadata.get(field) {
+                Some(Value::Array(elements)) => values.extend(elements.iter().filter_map(Scalar::from_json)),
+                Some(value) => values.extend(Scalar::from_json(value)),
+                None => {}
+            }
+        })
+        .await?;
+        Ok(values.iter().map(Scalar::to_json).collect())
+    }
+
+    fn read_documents(&self, records: Records) -> Result<Vec<Document>, ProviderError> {
+        let count = records.ids.len();
+        let texts = records.documents.unwrap_or_else(|| vec![None; count]);
+        let metadatas = records.metadatas.unwrap_or_else(|| vec![None; count]);
+        records
+            .ids
+            .into_iter()
+            .zip(texts)
+            .zip(metadatas)
+            .map(|((id, text), metadata)| self.read_document(id, text, metadata))
+            .collect()
+    }
+
+    pub(super) fn read_document(
+        &self,
+        id: String,
+        text: Option<String>,
+        metadata: Option<Metadata>,
+    ) -> Result<Document, ProviderError> {
+        Ok(Document {
+            id: DocumentId::parse(id).map_err(|e| self.api.bad_answer(e.to_string()))?,
+            text: text.unwrap_or_default(),
+            metadata: codec::decode(metadata).map_err(|e| self.api.bad_answer(e))?,
+        })
+    }
+}

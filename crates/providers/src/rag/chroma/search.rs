@@ -1,0 +1,276 @@
+//! Searching by vector, under any filter.
+
+use ragstone_core::document::check_vector;
+use ragstone_core::error::InvalidInput;
+use ragstone_core::filter::Scalar;
+use ragstone_core::model::Role;
+use ragstone_core::provider::{ProviderAnswer, ProviderError, ProviderHit, ProviderQuery};
+use ragstone_core::store::Page;
+use ragstone_core::{CollectionName, Document, Filter, Metadata};
+use serde_json::{Value, json};
+
+use super::Chroma;
+use super::api::{CollectionRecord, Ranked};
+use super::narrow::{Narrowed, narrow};
+use super::write::check_width;
+
+/// So many ids go into one query.
+const IDS_PER_QUERY: usize = 10_000;
+/// So many siblings of one hit are fetched at most, as a page has at most.
+const MAX_SIBLINGS: usize = 1000;
+
+struct Found {
+    document: Document,
+    distance: f32,
+}
+
+impl Chroma {
+    pub(super) async fn find(
+        &self,
+        name: &CollectionName,
+        query: ProviderQuery,
+    ) -> Result<ProviderAnswer, ProviderError> {
+        let options = Options::read(&query.options)?;
+        let record = self.api.collection(name).await?;
+        let answer = |hits, warnings| ProviderAnswer {
+            hits,
+            collection_metadata: record.described.metadata.clone(),
+            warnings,
+            extra: Metadata::new(),
+        };
+        let vector = self.query_vector(&record, query.text, query.vector).await?;
+        let Some(width) = record.described.dimensions else {
+            return Ok(answer(Vec::new(), options.warnings));
+        };
+        check_width(name, width, vector.len())?;
+        if record.space != "cosine" {
+            return Err(ProviderError::Unsupported(format!(
+                "Collection '{name}' ranks by '{}' and not by cosine distance; it must be created with the cosine space to be searched here",
+                record.space
+            )));
+        }
+        let mut found = self.best(&record, &vector, &query.filter, query.top_k).await?;
+        if let Some(limit) = query.max_distance.filter(|limit| *limit > 0.0) {
+            found.retain(|hit| hit.distance <= limit);
+        }
+        let mut hits = Vec::with_capacity(found.len());
+        for Found { document, distance } in found {
+            let mut extra = Metadata::new();
+            if let Some(field) = &options.expand {
+                extra.insert("siblings".into(), self.siblings(name, &document, field).await?);
+            }
+            hits.push(ProviderHit {
+                document,
+                distance: Some(distance),
+                score: Some(1.0 - f64::from(distance) / 2.0),
+                extra,
+            });
+        }
+        Ok(answer(hits, options.warnings))
+    }
+
+    async fn query_vector(
+        &self,
+        record: &CollectionRecord,
+        text: Option<String>,
+        vector: Option<Vec<f32>>,
+    ) -> Result<Vec<f32>, ProviderError> {
+        match (vector, text) {
+            (Some(vector), _) => {
+                check_vector(&vector)?;
+                Ok(vector)
+            }
+            (None, Some(text)) => {
+                let embedded = self
+                    .embedder(record)?
+                    .embed(vec![text.into()], Role::Query)
+                    .await?;
+                embedded
+                    .into_iter()
+                    .next()
+                    .map(|embedding| embedding.vector)
+                    .ok_or_else(|| self.api.bad_answer("no embedding for the query"))
+            }
+            (None, None) => Err(InvalidInput::new("'query' or 'query_embedding' is required").into()),
+        }
+    }
+
+    /// The true best of the matching documents. Chroma ranks the candidates; if too few of those it
+    /// gives match, and it had more to give, then the matching ids are found first and ranked.
+    async fn best(
+        &self,
+        record: &CollectionRecord,
+        vector: &[f32],
+        filter: &Filter,
+        top_k: usize,
+    ) -> Result<Vec<Found>, ProviderError> {
+        let mut request =
+            json!({"query_embeddings": [vector], "include": ["documents", "metadatas", "distances"]});
+        match narrow(filter) {
+            _ if top_k == 0 => return Ok(Vec::new()),
+            Narrowed::Nothing => return Ok(Vec::new()),
+            Narrowed::Everything => {}
+            Narrowed::Where(condition) => request["where"] = condition,
+        }
+        let asked = if filter.is_everything() {
+            top_k
+        } else {
+            top_k * 2 + 10
+        };
+        request["n_results"] = asked.into();
+        let candidates = self.ranked(record, &request).await?;
+        let exhausted = candidates.len() < asked;
+        let mut found: Vec<Found> = candidates
+            .into_iter()
+            .filter(|candidate| filter.matches(&candidate.document.metadata))
+            .collect();
+        if found.len() < top_k && !exhausted {
+            found = match self.best_by_id(record, vector, filter, top_k).await {
+                // An id that is deleted meanwhile makes Chroma fail; its successor list has it no more.
+                Err(ProviderError::Call(error)) if error.status() == Some(500) => {
+                    self.best_by_id(record, vector, filter, top_k).await?
+                }
+                outcome => outcome?,
+            };
+        }
+        found.truncate(top_k);
+        Ok(found)
+    }
+
+    async fn best_by_id(
+        &self,
+        record: &CollectionRecord,
+        vector: &[f32],
+        filter: &Filter,
+        top_k: usize,
+    ) -> Result<Vec<Found>, ProviderError> {
+        let ids = self.matching_ids(record, filter).await?;
+        let mut found = Vec::new();
+        for ids in ids.chunks(IDS_PER_QUERY) {
+            let request = json!({
+                "query_embeddings": [vector], "ids": ids, "n_results": top_k,
+                "include": ["documents", "metadatas", "distances"],
+            });
+            found.extend(self.ranked(record, &request).await?);
+        }
+        found.sort_by(|a, b| a.distance.total_cmp(&b.distance));
+        Ok(found)
+    }
+
+    async fn ranked(&self, record: &CollectionRecord, request: &Value) -> Result<Vec<Found>, ProviderError> {
+        let Ranked {
+            ids,
+            metadatas,
+            documents,
+            distances,
+        } = self.api.query(record, request).await?;
+        let ids = ids.into_iter().next().unwrap_or_default();
+        let count = ids.len();
+        let first = |column: Option<Vec<Vec<Option<f32>>>>| column.and_then(|c| c.into_iter().next());
+        let distances = first(distances).unwrap_or_default();
+        let texts = documents.and_then(|c| c.into_iter().next()).unwrap_or_default();
+        let metadatas = metadatas.and_then(|c| c.into_iter().next()).unwrap_or_default();
+        if [distances.len(), texts.len(), metadatas.len()] != [count; 3] {
+            return Err(self.api.bad_answer("its columns have different lengths"));
+        }
+        ids.into_iter()
+            .zip(texts)
+            .zip(metadatas)
+            .zip(distances)
+            .map(|(((id, text), metadata), distance)| {
+                // Rounding may take a distance just below zero.
+                let distance = distance
+                    .filter(|d| d.is_finite())
+                    .ok_or_else(|| self.api.bad_answer("a hit without a distance"))?
+                    .clamp(0.0, 2.0);
+                let document = self.read_document(id, text, metadata)?;
+                Ok(Found { document, distance })
+            })
+            .collect()
+    }
+
+    /// The documents that share a scalar of this field with a hit, itself included, in order.
+    async fn siblings(
+        &self,
+        name: &CollectionName,
+        hit: &Document,
+        field: &str,
+    ) -> Result<Value, ProviderError> {
+        let Some(shared) = hit.metadata.get(field).and_then(Scalar::from_json) else {
+            return Ok(json!([]));
+        };
+        let page = Page {
+            limit: MAX_SIBLINGS,
+            offset: 0,
+        };
+        let siblings = self.page(name, &Filter::equals(field, shared), page).await?;
+        Ok(siblings
+            .documents
+            .into_iter()
+            .map(|d| json!({"id": d.id.as_str(), "text": d.text, "metadata": d.metadata}))
+            .collect())
+    }
+}
+
+/// The fields of a search that go beyond vectors and filters.
+#[derive(Debug, Default, PartialEq)]
+struct Options {
+    expand: Option<String>,
+    warnings: Vec<String>,
+}
+
+impl Options {
+    fn read(options: &Metadata) -> Result<Self, ProviderError> {
+        let mut read = Self::default();
+        for (name, value) in options {
+            match (name.as_str(), value) {
+                (_, Value::Null | Value::Bool(false)) => {}
+                ("mode", Value::String(mode)) if mode == "dense" => {}
+                ("mode", _) => {
+                    return Err(ProviderError::Unsupported(
+                        "ChromaDB services are searched with 'mode' dense only".to_owned(),
+                    ));
+                }
+                ("rerank", _) => read
+                    .warnings
+                    .push("reranking was skipped: ChromaDB has no cross-encoder".to_owned()),
+                ("explain", _) => read
+                    .warnings
+                    .push("'explain' was skipped: ChromaDB does not tell how it ranks".to_owned()),
+                ("expand", Value::String(field)) => read.expand = Some(field.clone()),
+                ("expand", _) => {
+                    return Err(ProviderError::Unsupported(
+                        "ChromaDB services take 'expand' as the name of a field only".to_owned(),
+                    ));
+                }
+                // Unknown fields of a request are ignored everywhere.
+                _ => {}
+            }
+        }
+        Ok(read)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(value: Value) -> Result<Options, ProviderError> {
+        match value {
+            Value::Object(options) => Options::read(&options),
+            _ => unreachable!("tests give objects"),
+        }
+    }
+
+    #[test]
+    fn what_chroma_cannot_do_is_refused_or_said() {
+        assert!(matches!(
+            options(json!({"mode": "hybrid"})),
+            Err(ProviderError::Unsupported(_))
+        ));
+        let read =
+            options(json!({"mode": "dense", "rerank": true, "explain": false, "expand": "s"})).unwrap();
+        assert_eq!(read.expand.as_deref(), Some("s"));
+        assert_eq!(read.warnings.len(), 1);
+    }
+}

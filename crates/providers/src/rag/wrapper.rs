@@ -1,0 +1,424 @@
+//! Any server that speaks the service routes of Ragstone, Ragstone itself included.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use ragstone_core::document::NewDocument;
+use ragstone_core::error::InvalidInput;
+use ragstone_core::provider::{
+    Capability, Health, HealthStatus, ProviderAnswer, ProviderError, ProviderHit, ProviderQuery, RagProvider,
+    Reranked,
+};
+use ragstone_core::store::{DocumentPage, MetadataUpdate, Page, Selection};
+use ragstone_core::{Collection, CollectionName, Document, DocumentId, Filter, Metadata};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::filter_json::filter_to_json;
+use super::health::HealthCheck;
+use super::{ConnectContext, ProviderDescription, ProviderKind, rerank};
+use crate::config::{AuthConfig, Endpoint, RetryConfig, read_connection};
+use crate::error::ConfigError;
+use crate::http::{Breaking, Call, Repeat, ServiceClient};
+
+const CAPABILITIES: &[Capability] = &[
+    Capability::Collections,
+    Capability::Search,
+    Capability::Embeddings,
+    Capability::MetadataFiltering,
+    Capability::Rerank,
+];
+
+/// What the service routes give in one page at most.
+const PAGE: usize = 1000;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Connection {
+    /// Where the service listens.
+    #[schemars(title = "URL", url, example = "http://localhost:5006")]
+    url: String,
+    /// How to sign in, where the service asks for it.
+    #[schemars(title = "Sign-in")]
+    #[serde(default)]
+    auth: Option<AuthConfig>,
+    /// How long a call may take altogether, retries included, in milliseconds.
+    #[schemars(title = "Timeout (ms)", range(min = 1, max = 3600000), example = 30000)]
+    #[serde(default = "default_timeout", alias = "timeout_ms")]
+    timeout_ms: u64,
+    /// When a call is sent again.
+    #[schemars(title = "Retries")]
+    #[serde(default)]
+    retry: RetryConfig,
+}
+
+fn default_timeout() -> u64 {
+    30_000
+}
+
+pub(super) fn kind() -> ProviderKind {
+    ProviderKind::new(
+        ProviderDescription {
+            id: "chromadb-wrapper",
+            display_name: "Ragstone service",
+            description: "A server that speaks the service routes of Ragstone, and embeds, searches and reranks itself.",
+            capabilities: CAPABILITIES,
+        },
+        schemars::schema_for!(Connection).into(),
+        connect,
+    )
+}
+
+fn connect(connection: &Metadata, context: ConnectContext) -> Result<Arc<dyn RagProvider>, ConfigError> {
+    let connection: Connection = read_connection(connection)?;
+    let endpoint = Endpoint {
+        service: context.service,
+        url: &connection.url,
+        auth: connection.auth.as_ref(),
+        timeout_ms: connection.timeout_ms,
+        retry: &connection.retry,
+        addresses: context.addresses,
+    };
+    Ok(Arc::new(Wrapper {
+        client: endpoint.client(context.environment)?,
+    }))
+}
+
+#[derive(Debug)]
+struct Wrapper {
+    client: ServiceClient,
+}
+
+#[derive(Deserialize)]
+struct CollectionBody {
+    name: String,
+    count: u64,
+    #[serde(default)]
+    metadata: Option<Metadata>,
+}
+
+#[derive(Deserialize)]
+struct CollectionsBody {
+    collections: Vec<CollectionBody>,
+}
+
+#[derive(Deserialize)]
+struct MetadataBody {
+    #[serde(default)]
+    metadata: Metadata,
+}
+
+#[derive(Deserialize)]
+struct DocumentBody {
+    id: String,
+    #[serde(default)]
+    text: Option<String>,
+    #[serde(default)]
+    metadata: Option<Metadata>,
+}
+
+#[derive(Deserialize)]
+struct DocumentsBody {
+    documents: Vec<DocumentBody>,
+    total: u64,
+}
+
+#[derive(Deserialize)]
+struct AddedBody {
+    ids: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct CountBody {
+    count: u64,
+}
+
+#[derive(Deserialize)]
+struct EmptiedBody {
+    count_deleted: u64,
+}
+
+#[derive(Deserialize)]
+struct ValuesBody {
+    values: Vec<Value>,
+}
+
+#[derive(Deserialize)]
+struct HitBody {
+    id: String,
+    #[serde(default)]
+    text: Option<String>,
+    #[serde(default)]
+    metadata: Option<Metadata>,
+    #[serde(default)]
+    distance: Option<f32>,
+    #[serde(default)]
+    score: Option<f64>,
+    #[serde(flatten)]
+    extra: Metadata,
+}
+
+#[derive(Deserialize)]
+struct QueryBody {
+    results: Vec<HitBody>,
+    #[serde(default)]
+    collection_metadata: Option<Metadata>,
+    #[serde(default)]
+    warnings: Vec<String>,
+    #[serde(flatten)]
+    extra: Metadata,
+}
+
+impl Wrapper {
+    fn path(name: &CollectionName, rest: &str) -> String {
+        format!("collections/{name}{rest}")
+    }
+
+    fn read_collection(&self, body: CollectionBody) -> Result<Collection, ProviderError> {
+        let name = CollectionName::parse(body.name).map_err(|e| self.client.bad_answer(e.to_string()))?;
+        Ok(Collection {
+            name,
+            count: body.count,
+            metadata: body.metadata.unwrap_or_default(),
+            dimensions: None,
+        })
+    }
+
+    fn read_id(&self, id: String) -> Result<DocumentId, ProviderError> {
+        DocumentId::parse(id).map_err(|e| self.client.bad_answer(e.to_string()).into())
+    }
+
+    fn read_document(&self, body: DocumentBody) -> Result<Document, ProviderError> {
+        Ok(Document {
+            id: self.read_id(body.id)?,
+            text: body.text.unwrap_or_default(),
+            metadata: body.metadata.unwrap_or_default(),
+        })
+    }
+
+    fn read_hit(&self, hit: HitBody) -> Result<ProviderHit, ProviderError> {
+        Ok(ProviderHit {
+            document: self.read_document(DocumentBody {
+                id: hit.id,
+                text: hit.text,
+                metadata: hit.metadata,
+            })?,
+            distance: hit.distance,
+            score: hit.score,
+            extra: hit.extra,
+        })
+    }
+}
+
+#[async_trait]
+impl RagProvider for Wrapper {
+    fn capabilities(&self) -> &'static [Capability] {
+        CAPABILITIES
+    }
+
+    async fn health(&self) -> Health {
+        let check = HealthCheck::start();
+        let call = Call::get("health").breaking(Breaking::Ignored);
+        match self.client.call_json_to_show::<Metadata>(call).await {
+            Ok(mut body) => {
+                body.remove("timestamp");
+                match body.remove("status").as_ref().and_then(Value::as_str) {
+                    Some("healthy") => check.answered(HealthStatus::Healthy, "the service is healthy", body),
+                    Some("degraded") => {
+                        check.answered(HealthStatus::Degraded, "the service says it is degraded", body)
+                    }
+                    Some(_) | None => {
+                        check.answered(HealthStatus::Degraded, "the service does not say how it is", body)
+                    }
+                }
+            }
+            Err(error) => check.failed(&error),
+        }
+    }
+
+    async fn create_collection(
+        &self,
+        name: &CollectionName,
+        metadata: Metadata,
+    ) -> Result<Metadata, ProviderError> {
+        let call = Call::post("collections")
+            .json(&json!({"name": name.as_str(), "metadata": metadata}))
+            .repeat(Repeat::IfUnprocessed);
+        let body: MetadataBody = self.client.call_json(call).await?;
+        Ok(body.metadata)
+    }
+
+    async fn collections(&self) -> Result<Vec<Collection>, ProviderError> {
+        let body: CollectionsBody = self.client.call_json(Call::get("collections")).await?;
+        let mut collections = body
+            .collections
+            .into_iter()
+            .map(|collection| self.read_collection(collection))
+            .collect::<Result<Vec<_>, _>>()?;
+        collections.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(collections)
+    }
+
+    async fn collection(&self, name: &CollectionName) -> Result<Collection, ProviderError> {
+        let body = self.client.call_json(Call::get(Self::path(name, ""))).await?;
+        self.read_collection(body)
+    }
+
+    async fn update_metadata(
+        &self,
+        name: &CollectionName,
+        metadata: Metadata,
+        update: MetadataUpdate,
+    ) -> Result<Metadata, ProviderError> {
+        let merge = match update {
+            MetadataUpdate::Replace => "false",
+            MetadataUpdate::Merge => "true",
+        };
+        let call = Call::put(Self::path(name, "/metadata"))
+            .query("merge", merge)
+            .json(&json!({"metadata": metadata}));
+        let body: MetadataBody = self.client.call_json(call).await?;
+        Ok(body.metadata)
+    }
+
+    async fn delete_collection(&self, name: &CollectionName) -> Result<(), ProviderError> {
+        let call = Call::delete(Self::path(name, "")).repeat(Repeat::IfUnprocessed);
+        self.client.call(call).await?;
+        Ok(())
+    }
+
+    async fn add_documents(
+        &self,
+        name: &CollectionName,
+        documents: Vec<NewDocument>,
+    ) -> Result<Vec<DocumentId>, ProviderError> {
+        // Ids are always sent, so that adding twice is adding once.
+        let documents: Vec<Value> = documents
+            .into_iter()
+            .map(|NewDocument { document, embedding }| {
+                let mut sent = json!({
+                    "id": document.id.as_str(), "text": document.text, "metadata": document.metadata,
+                });
+                if let Some(embedding) = embedding {
+                    sent["embedding"] = embedding.into();
+                }
+                sent
+            })
+            .collect();
+        let call = Call::post(Self::path(name, "/documents")).json(&json!({"documents": documents}));
+        let body: AddedBody = self.client.call_json(call).await?;
+        if body.ids.len() != documents.len() {
+            let reason = format!("{} ids for {} documents", body.ids.len(), documents.len());
+            return Err(self.client.bad_answer(reason).into());
+        }
+        body.ids.into_iter().map(|id| self.read_id(id)).collect()
+    }
+
+    async fn documents(
+        &self,
+        name: &CollectionName,
+        filter: &Filter,
+        page: Page,
+    ) -> Result<DocumentPage, ProviderError> {
+        let mut documents = Vec::new();
+        loop {
+            let missing = page.limit - documents.len();
+            let limit = missing.min(PAGE);
+            let offset = page.offset + documents.len() as u64;
+            let mut call = Call::get(Self::path(name, "/documents"))
+                .query("limit", limit.to_string())
+                .query("offset", offset.to_string());
+            if !filter.is_everything() {
+                call = call.query("where", filter_to_json(filter).to_string());
+            }
+            let body: DocumentsBody = self.client.call_json(call).await?;
+            let got = body.documents.len();
+            if got > limit {
+                return Err(self
+                    .client
+                    .bad_answer("more documents than were asked for")
+                    .into());
+            }
+            for document in body.documents {
+                documents.push(self.read_document(document)?);
+            }
+            if got < limit || documents.len() >= page.limit {
+                return Ok(DocumentPage {
+                    documents,
+                    total: body.total,
+                });
+            }
+        }
+    }
+
+    async fn delete_documents(
+        &self,
+        name: &CollectionName,
+        selection: Selection,
+    ) -> Result<u64, ProviderError> {
+        let body = match selection {
+            Selection::Ids(ids) => json!({"ids": ids.iter().map(DocumentId::as_str).collect::<Vec<_>>()}),
+            Selection::Matching(filter) => json!({"where": filter_to_json(&filter)}),
+        };
+        // Deleting again would delete nothing, and the count would be wrong.
+        let call = Call::delete(Self::path(name, "/documents"))
+            .json(&body)
+            .repeat(Repeat::IfUnprocessed);
+        let body: CountBody = self.client.call_json(call).await?;
+        Ok(body.count)
+    }
+
+    async fn empty(&self, name: &CollectionName) -> Result<u64, ProviderError> {
+        let call = Call::delete(Self::path(name, "/documents/all")).repeat(Repeat::IfUnprocessed);
+        let body: EmptiedBody = self.client.call_json(call).await?;
+        Ok(body.count_deleted)
+    }
+
+    async fn metadata_values(&self, name: &CollectionName, field: &str) -> Result<Vec<Value>, ProviderError> {
+        let call = Call::get(Self::path(name, "/metadata-values")).query("field", field);
+        let body: ValuesBody = self.client.call_json(call).await?;
+        Ok(body.values)
+    }
+
+    async fn search(
+        &self,
+        name: &CollectionName,
+        query: ProviderQuery,
+    ) -> Result<ProviderAnswer, ProviderError> {
+        if query.text.is_none() && query.vector.is_none() {
+            return Err(InvalidInput::new("'query' or 'query_embedding' is required").into());
+        }
+        let mut body = query.options;
+        body.insert("top_k".into(), query.top_k.into());
+        if let Some(text) = query.text {
+            body.insert("query".into(), text.into());
+        }
+        if let Some(vector) = query.vector {
+            body.insert("query_embedding".into(), vector.into());
+        }
+        if !query.filter.is_everything() {
+            body.insert("where".into(), filter_to_json(&query.filter));
+        }
+        if let Some(max_distance) = query.max_distance {
+            body.insert("max_distance".into(), max_distance.into());
+        }
+        let call = Call::post(Self::path(name, "/query")).json(&body);
+        let answer: QueryBody = self.client.call_json(call).await?;
+        Ok(ProviderAnswer {
+            hits: answer
+                .results
+                .into_iter()
+                .map(|hit| self.read_hit(hit))
+                .collect::<Result<_, _>>()?,
+            collection_metadata: answer.collection_metadata.unwrap_or_default(),
+            warnings: answer.warnings,
+            extra: answer.extra,
+        })
+    }
+
+    async fn rerank(&self, query: &str, documents: Vec<Metadata>, top_k: Option<usize>) -> Reranked {
+        let health = self.health().await;
+        rerank::rerank(&self.client, &health, query, documents, top_k).await
+    }
+}

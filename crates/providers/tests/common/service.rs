@@ -1,0 +1,292 @@
+//! A small RAG service that speaks the service routes, in memory.
+
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+
+use ragstone_core::filter::Scalar;
+use ragstone_core::{Filter, Metadata};
+use serde_json::{Value, json};
+
+use super::server::{Reply, Seen, TestServer};
+use super::{MODEL, letter_counts};
+
+#[derive(Default)]
+struct Collection {
+    name: String,
+    metadata: Metadata,
+    documents: Vec<(Value, Vec<f32>)>,
+}
+
+type Answer = Result<Value, (u16, String)>;
+
+/// `cross_encoder` says whether it has one.
+pub async fn start(cross_encoder: bool) -> TestServer {
+    let state: Mutex<Vec<Collection>> = Mutex::default();
+    TestServer::start(move |seen, _| {
+        let mut state = state.lock().unwrap();
+        match answer(&mut state, seen, cross_encoder) {
+            Ok(body) => Reply::json(body),
+            Err((status, detail)) => Reply::status(status, json!({"detail": detail})),
+        }
+    })
+    .await
+}
+
+fn answer(state: &mut Vec<Collection>, seen: &Seen, cross_encoder: bool) -> Answer {
+    let parts: Vec<&str> = seen.path().trim_matches('/').split('/').collect();
+    match (seen.method.as_str(), parts.as_slice()) {
+        ("GET", ["health"]) => {
+            let mut health = json!({"status": "healthy", "timestamp": "2026-01-01T00:00:00Z", "version": "t",
+                "collections_count": state.len(), "storage_bytes": 1});
+            if cross_encoder {
+                health["cross_encoder"] = json!({"model": "x", "status": "loaded"});
+            }
+            Ok(health)
+        }
+        ("POST", ["rerank"]) => Ok(rerank(&seen.json())),
+        ("POST", ["collections"]) => create(state, seen.json()),
+        ("GET", ["collections"]) => {
+            Ok(json!({"collections": state.iter().map(describe).collect::<Vec<_>>()}))
+        }
+        (method, ["collections", name, rest @ ..]) => {
+            let found = state.iter().position(|c| c.name == *name);
+            let at = found.ok_or_else(|| (404, format!("Collection '{name}' not found")))?;
+            match (method, rest) {
+                ("GET", []) => Ok(describe(&state[at])),
+                ("DELETE", []) => {
+                    state.remove(at);
+                    Ok(json!({"status": "deleted", "name": name}))
+                }
+                ("PUT", ["metadata"]) => Ok(update(&mut state[at], seen)),
+                ("POST", ["documents"]) => add(&mut state[at], &seen.json()),
+                ("GET", ["documents"]) => page(&state[at], seen),
+                ("DELETE", ["documents", "all"]) => {
+                    let count = std::mem::take(&mut state[at].documents).len();
+                    Ok(json!({"status": "emptied", "collection": name, "count_deleted": count}))
+                }
+                ("DELETE", ["documents"]) => delete(&mut state[at], &seen.json()),
+                ("GET", ["metadata-values"]) => Ok(values(&state[at], &parameter(seen, "field"))),
+                ("POST", ["query"]) => search(&state[at], &seen.json()),
+                _ => Err((405, "Method Not Allowed".into())),
+            }
+        }
+        _ => Err((404, "Not Found".into())),
+    }
+}
+
+fn parameter(seen: &Seen, name: &str) -> String {
+    let url = reqwest::Url::parse(&format!("http://x{}", seen.target)).unwrap();
+    let found = url.query_pairs().find(|(key, _)| key == name);
+    found.map(|(_, value)| value.into_owned()).unwrap_or_default()
+}
+
+fn describe(collection: &Collection) -> Value {
+    json!({"name": collection.name, "count": collection.documents.len(), "metadata": collection.metadata})
+}
+
+fn create(state: &mut Vec<Collection>, body: Value) -> Answer {
+    let name = body["name"].as_str().unwrap_or_default().to_owned();
+    if state.iter().any(|c| c.name == name) {
+        return Err((409, format!("Collection '{name}' already exists")));
+    }
+    let metadata = body["metadata"].as_object().cloned().unwrap_or_default();
+    let answer = json!({"status": "created", "name": name, "metadata": metadata});
+    state.push(Collection {
+        name,
+        metadata,
+        documents: Vec::new(),
+    });
+    Ok(answer)
+}
+
+fn update(collection: &mut Collection, seen: &Seen) -> Value {
+    let merge = parameter(seen, "merge") == "true";
+    if !merge {
+        collection.metadata.clear();
+    }
+    collection
+        .metadata
+        .extend(seen.json()["metadata"].as_object().cloned().unwrap_or_default());
+    json!({"status": "updated", "name": collection.name, "metadata": collection.metadata, "merge": merge})
+}
+
+fn model(collection: &Collection) -> Result<(), (u16, String)> {
+    match collection.metadata.get("embedding_model").and_then(Value::as_str) {
+        Some(MODEL) => Ok(()),
+        Some(other) => Err((
+            503,
+            format!("Embedding model '{other}' not loaded. Available models: {MODEL}"),
+        )),
+        None => Err((
+            400,
+            format!(
+                "All documents must include pre-computed embeddings: collection '{}' has no embedding_model in metadata.",
+                collection.name
+            ),
+        )),
+    }
+}
+
+fn vector(value: &Value) -> Option<Vec<f32>> {
+    Some(
+        value
+            .as_array()?
+            .iter()
+            .map(|x| x.as_f64().unwrap() as f32)
+            .collect(),
+    )
+}
+
+fn check_width(collection: &Collection, vector: &[f32]) -> Result<(), (u16, String)> {
+    match collection.documents.first() {
+        Some((_, first)) if first.len() != vector.len() => Err((400, "Embedding dimension mismatch".into())),
+        _ => Ok(()),
+    }
+}
+
+fn add(collection: &mut Collection, body: &Value) -> Answer {
+    let documents = body["documents"].as_array().unwrap();
+    let given = documents.iter().filter(|d| d.get("embedding").is_some()).count();
+    if given == 0 {
+        model(collection)?;
+    } else if given < documents.len() {
+        return Err((400, "All documents must include pre-computed embeddings".into()));
+    }
+    for document in documents {
+        let vector = vector(&document["embedding"])
+            .unwrap_or_else(|| letter_counts(document["text"].as_str().unwrap()));
+        check_width(collection, &vector)?;
+        let stored =
+            json!({"id": document["id"], "text": document["text"], "metadata": document["metadata"]});
+        match collection
+            .documents
+            .iter_mut()
+            .find(|(d, _)| d["id"] == stored["id"])
+        {
+            Some(there) => *there = (stored, vector),
+            None => collection.documents.push((stored, vector)),
+        }
+    }
+    let ids: Vec<&Value> = documents.iter().map(|d| &d["id"]).collect();
+    Ok(json!({"status": "added", "collection": collection.name, "count": ids.len(), "ids": ids}))
+}
+
+fn matches(filter: &Filter, document: &Value) -> bool {
+    filter.matches(document["metadata"].as_object().unwrap())
+}
+
+fn parse(filter: &Value) -> Result<Filter, (u16, String)> {
+    Filter::parse(filter).map_err(|e| (400, e.to_string()))
+}
+
+fn page(collection: &Collection, seen: &Seen) -> Answer {
+    let text = parameter(seen, "where");
+    let filter = match text.as_str() {
+        "" => Filter::everything(),
+        text => Filter::parse_text(text).map_err(|e| (400, e.to_string()))?,
+    };
+    let number = |name| parameter(seen, name).parse::<usize>().unwrap();
+    let found: Vec<&Value> = collection
+        .documents
+        .iter()
+        .map(|(d, _)| d)
+        .filter(|d| matches(&filter, d))
+        .collect();
+    let page: Vec<&&Value> = found
+        .iter()
+        .skip(number("offset"))
+        .take(number("limit").min(1000))
+        .collect();
+    Ok(json!({"documents": page, "count": page.len(), "total": found.len()}))
+}
+
+fn delete(collection: &mut Collection, body: &Value) -> Answer {
+    let before = collection.documents.len();
+    if let Some(ids) = body["ids"].as_array() {
+        collection.documents.retain(|(d, _)| !ids.contains(&d["id"]));
+    } else {
+        let filter = parse(&body["where"])?;
+        collection.documents.retain(|(d, _)| !matches(&filter, d));
+    }
+    let count = before - collection.documents.len();
+    Ok(json!({"status": "deleted", "collection": collection.name, "count": count}))
+}
+
+fn values(collection: &Collection, field: &str) -> Value {
+    let mut found = BTreeSet::new();
+    for (document, _) in &collection.documents {
+        match document["metadata"].get(field) {
+            Some(Value::Array(elements)) => found.extend(elements.iter().filter_map(Scalar::from_json)),
+            Some(value) => found.extend(Scalar::from_json(value)),
+            None => {}
+        }
+    }
+    let values: Vec<Value> = found.iter().map(Scalar::to_json).collect();
+    json!({"field": field, "values": values, "count": values.len()})
+}
+
+fn search(collection: &Collection, body: &Value) -> Answer {
+    let query = match (vector(&body["query_embedding"]), body["query"].as_str()) {
+        (Some(vector), _) => vector,
+        (None, Some(text)) => {
+            model(collection)?;
+            letter_counts(text)
+        }
+        (None, None) => return Err((400, "'query' is required".into())),
+    };
+    check_width(collection, &query)?;
+    let filter = parse(&body["where"])?;
+    let limit = body["max_distance"].as_f64().unwrap_or(2.0);
+    let mut found: Vec<(f64, &Value)> = collection
+        .documents
+        .iter()
+        .filter(|(d, _)| matches(&filter, d))
+        .map(|(d, v)| (distance(&query, v), d))
+        .filter(|(distance, _)| *distance <= limit)
+        .collect();
+    found.sort_by(|a, b| a.0.total_cmp(&b.0));
+    found.truncate(body["top_k"].as_u64().unwrap() as usize);
+    let results: Vec<Value> = found
+        .into_iter()
+        .map(|(distance, document)| {
+            let mut hit = document.clone();
+            hit["distance"] = distance.into();
+            hit["score"] = (1.0 - distance / 2.0).into();
+            if let Some(field) = body["expand"].as_str() {
+                let shared = &document["metadata"][field];
+                let siblings = collection.documents.iter().map(|(d, _)| d);
+                hit["siblings"] = siblings
+                    .filter(|d| d["metadata"].get(field) == Some(shared))
+                    .cloned()
+                    .collect();
+            }
+            hit
+        })
+        .collect();
+    Ok(json!({"results": results, "collection_metadata": collection.metadata}))
+}
+
+fn distance(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |x: &[f32], y: &[f32]| {
+        x.iter()
+            .zip(y)
+            .map(|(x, y)| f64::from(*x) * f64::from(*y))
+            .sum::<f64>()
+    };
+    1.0 - dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
+/// Scores by length: the longest text answers best.
+fn rerank(body: &Value) -> Value {
+    let length = |d: &Value| d["text"].as_str().unwrap().len();
+    let mut ranked: Vec<(usize, &Value)> = body["documents"].as_array().unwrap().iter().enumerate().collect();
+    ranked.sort_by_key(|(_, d)| std::cmp::Reverse(length(d)));
+    if let Some(top_k) = body["top_k"].as_u64() {
+        ranked.truncate(top_k as usize);
+    }
+    let reranked: Vec<Value> = ranked
+        .iter()
+        .map(|(place, d)| json!({"id": d["id"], "score": length(d), "original_rank": place + 1}))
+        .collect();
+    json!({"reranked": reranked})
+}

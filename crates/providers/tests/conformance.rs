@@ -1,0 +1,222 @@
+//! Every RAG backend passes the same suite: the one over the service routes against a service in
+//! memory, and the one for ChromaDB against a real server.
+
+mod common;
+
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{MODEL, connect, embedders, service, try_connect};
+use ragstone_core::document::NewDocument;
+use ragstone_core::provider::{HealthStatus, ProviderError, ProviderQuery, RagProvider};
+use ragstone_core::store::Page;
+use ragstone_core::{CollectionName, Document, DocumentId, Filter, Metadata};
+use ragstone_providers::testing::{check_provider, status};
+use serde_json::{Value, json};
+
+#[tokio::test]
+async fn the_wrapper_conforms() {
+    let server = service::start(true).await;
+    let provider = connect(json!({"provider": "chromadb-wrapper", "url": server.url}));
+    check_provider(&*provider, Some(MODEL)).await;
+}
+
+/// A real server, in a folder that goes with it.
+struct ChromaServer {
+    process: Child,
+    url: String,
+    _data: tempfile::TempDir,
+}
+
+impl Drop for ChromaServer {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl ChromaServer {
+    async fn start() -> Self {
+        let python = std::env::var("RAGSTONE_TEST_PYTHON").expect(
+            "RAGSTONE_TEST_PYTHON must name a Python interpreter with chromadb 1.5.9 installed; \
+             `cargo xtask test` sets that up and runs all tests",
+        );
+        let data = tempfile::tempdir().unwrap();
+        // The port is free now, and nobody else asks for one in the moment until it is taken again.
+        let port = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .port();
+        let process = Command::new(python)
+            .args([
+                "-c",
+                "import sys; from chromadb.cli.cli import app; sys.argv[0] = 'chroma'; app()",
+            ])
+            .args([
+                "run",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                &port.to_string(),
+                "--path",
+            ])
+            .arg(data.path())
+            .current_dir(data.path())
+            .env("ANONYMIZED_TELEMETRY", "False")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the interpreter that RAGSTONE_TEST_PYTHON names can be started");
+        let mut server = Self {
+            process,
+            url: format!("http://127.0.0.1:{port}"),
+            _data: data,
+        };
+        let provider = server.provider();
+        for _ in 0..600 {
+            if provider.health().await.status == HealthStatus::Healthy {
+                return server;
+            }
+            assert!(
+                server.process.try_wait().unwrap().is_none(),
+                "the ChromaDB server ended"
+            );
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        panic!("the ChromaDB server did not become ready");
+    }
+
+    fn provider(&self) -> Arc<dyn RagProvider> {
+        connect(json!({"provider": "chromadb", "url": self.url, "retry": {"maxAttempts": 1}}))
+    }
+}
+
+fn name(text: &str) -> CollectionName {
+    CollectionName::parse(text).unwrap()
+}
+
+fn documents(count: usize, metadata: impl Fn(usize) -> Value) -> Vec<NewDocument> {
+    (0..count)
+        .map(|i| NewDocument {
+            document: Document {
+                id: DocumentId::parse(format!("d{i}")).unwrap(),
+                text: format!("text {i}"),
+                metadata: metadata(i).as_object().unwrap().clone(),
+            },
+            embedding: Some(vec![1.0, i as f32, 3.0, 4.0]),
+        })
+        .collect()
+}
+
+/// One server for all of it: starting one takes longer than everything else.
+#[tokio::test]
+async fn chromadb_conforms() {
+    let server = ChromaServer::start().await;
+    let provider = server.provider();
+    check_provider(&*provider, Some(MODEL)).await;
+    more_documents_than_one_batch_takes(&*provider).await;
+    documents_of_other_clients_are_filtered_alike(&server, &*provider).await;
+    collections_that_cannot_be_searched_or_named_are_refused(&server, &*provider).await;
+    a_missing_database_is_a_degraded_service(&server).await;
+}
+
+async fn more_documents_than_one_batch_takes(provider: &dyn RagProvider) {
+    let name = name("large");
+    provider.create_collection(&name, Metadata::new()).await.unwrap();
+    let added = provider
+        .add_documents(&name, documents(6000, |i| json!({"third": i % 3, "l": [i % 2]})))
+        .await;
+    assert_eq!(added.unwrap().len(), 6000);
+    let filter = Filter::parse(&json!({"third": {"$ne": 1}, "l": 0})).unwrap();
+    let page = Page {
+        limit: 2,
+        offset: 1998,
+    };
+    let page = provider.documents(&name, &filter, page).await.unwrap();
+    let ids: Vec<&str> = page.documents.iter().map(|d| d.id.as_str()).collect();
+    assert_eq!((ids.as_slice(), page.total), (&["d5994", "d5996"][..], 2000));
+    assert_eq!(provider.empty(&name).await.unwrap(), 6000);
+    provider.delete_collection(&name).await.unwrap();
+}
+
+async fn raw(server: &ChromaServer, path: &str, body: Value) -> Value {
+    let url = format!(
+        "{}/api/v2/tenants/default_tenant/databases/default_database/collections{path}",
+        server.url
+    );
+    let answer = reqwest::Client::new().post(url).json(&body).send().await.unwrap();
+    assert!(answer.status().is_success(), "{}", answer.text().await.unwrap());
+    answer.json().await.unwrap()
+}
+
+async fn documents_of_other_clients_are_filtered_alike(server: &ChromaServer, provider: &dyn RagProvider) {
+    let created = raw(
+        server,
+        "",
+        json!({"name": "foreign", "configuration": {"hnsw": {"space": "cosine"}}}),
+    )
+    .await;
+    let id = created["id"].as_str().unwrap();
+    let metadatas =
+        json!([{"l": ["a", "b"]}, {"l": [1, 2]}, {"l": [1.0, 2.5]}, {"l": 1}, {"l": [true]}, null]);
+    let body = json!({"ids": ["p", "q", "r", "s", "t", "u"], "embeddings": vec![[1.0, 2.0]; 6], "metadatas": metadatas});
+    raw(server, &format!("/{id}/upsert"), body).await;
+    let everything = Page { limit: 10, offset: 0 };
+    for (filter, expected) in [
+        (json!({"l": "a"}), vec!["p"]),
+        (json!({"l": 1}), vec!["q", "r", "s"]),
+        (json!({"l": {"$gt": 1}}), vec!["q", "r"]),
+        (json!({"l": true}), vec!["t"]),
+        (json!({"l": {"$exists": false}}), vec!["u"]),
+        (json!({"l": {"$nin": [1, "a"]}}), vec!["t", "u"]),
+    ] {
+        let parsed = Filter::parse(&filter).unwrap();
+        let page = provider
+            .documents(&name("foreign"), &parsed, everything)
+            .await
+            .unwrap();
+        let ids: Vec<&str> = page.documents.iter().map(|d| d.id.as_str()).collect();
+        assert_eq!(ids, expected, "{filter}");
+    }
+}
+
+async fn collections_that_cannot_be_searched_or_named_are_refused(
+    server: &ChromaServer,
+    provider: &dyn RagProvider,
+) {
+    let created = raw(server, "", json!({"name": "euclid"})).await;
+    let id = created["id"].as_str().unwrap();
+    raw(
+        server,
+        &format!("/{id}/upsert"),
+        json!({"ids": ["a"], "embeddings": [[1.0, 2.0]]}),
+    )
+    .await;
+    let query = ProviderQuery {
+        vector: Some(vec![1.0, 2.0]),
+        top_k: 1,
+        ..ProviderQuery::default()
+    };
+    let refusal = provider.search(&name("euclid"), query).await.unwrap_err();
+    assert!(
+        matches!(&refusal, ProviderError::Unsupported(m) if m.contains("'l2'")),
+        "{refusal}"
+    );
+    for bad in ["ab", "abc-", "x"] {
+        let refusal = provider
+            .create_collection(&name(bad), Metadata::new())
+            .await
+            .unwrap_err();
+        assert_eq!(status(&refusal), 400, "{refusal}");
+        assert_eq!(status(&provider.collection(&name(bad)).await.unwrap_err()), 404);
+    }
+}
+
+async fn a_missing_database_is_a_degraded_service(server: &ChromaServer) {
+    let config = json!({"provider": "chromadb", "url": server.url, "database": "nowhere"});
+    let health = try_connect(config, embedders()).unwrap().health().await;
+    assert_eq!(health.status, HealthStatus::Degraded, "{health:?}");
+}

@@ -1,0 +1,337 @@
+//! Embedding providers: what they send, and what they make of the answers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, Role};
+use ragstone_providers::embedding::{Backend, EmbedderSettings, create};
+use ragstone_providers::http::Policy;
+use serde_json::{Value, json};
+
+use crate::common::server::{Reply, Seen, TestServer, refusing_url};
+use crate::common::{CANARY, quick};
+
+const WIDTH: usize = 4;
+
+fn embedder(backend: Backend, url: &str, policy: Policy) -> Arc<dyn Embedder> {
+    create(EmbedderSettings {
+        id: "m".into(),
+        provider: "my-provider".into(),
+        backend,
+        api_key: (backend != Backend::Local).then(|| CANARY.to_owned().into()),
+        base_url: Some(format!("{url}/v1")),
+        model: "model-x".into(),
+        dimensions: Some(WIDTH),
+        policy,
+    })
+    .unwrap()
+}
+
+async fn embed(embedder: &Arc<dyn Embedder>, texts: &[&str]) -> Result<Vec<Embedding>, ModelError> {
+    let inputs = texts
+        .iter()
+        .map(|text| EmbedInput::Text((*text).to_owned()))
+        .collect();
+    embedder.embed(inputs, Role::Passage).await
+}
+
+/// A vector that tells which text it is of.
+fn vector_of(text: &str) -> Vec<f32> {
+    vec![1.0, text.len() as f32, 0.5, -1.0]
+}
+
+fn openai_answer(seen: &Seen) -> Value {
+    let input = seen.json()["input"].as_array().unwrap().clone();
+    let data: Vec<Value> = input
+        .iter()
+        .enumerate()
+        .map(|(index, text)| json!({"object": "embedding", "index": index, "embedding": vector_of(text.as_str().unwrap())}))
+        .collect();
+    json!({"object": "list", "data": data, "usage": {"prompt_tokens": 10, "total_tokens": 10}})
+}
+
+fn google_answer(seen: &Seen) -> Value {
+    let requests = seen.json()["requests"].as_array().unwrap().clone();
+    let embeddings: Vec<Value> = requests
+        .iter()
+        .map(|r| json!({"values": vector_of(r["content"]["parts"][0]["text"].as_str().unwrap())}))
+        .collect();
+    json!({"embeddings": embeddings})
+}
+
+async fn well_behaved(backend: Backend) -> TestServer {
+    TestServer::start(move |seen, _| {
+        Reply::json(match backend {
+            Backend::Google => google_answer(seen),
+            Backend::OpenAi | Backend::Local => openai_answer(seen),
+        })
+    })
+    .await
+}
+
+#[tokio::test]
+async fn given_openai_api_key_and_model_when_embed_is_called_then_vectors_of_configured_dimensions_are_returned()
+ {
+    let server = well_behaved(Backend::OpenAi).await;
+    let done = embed(&embedder(Backend::OpenAi, &server.url, quick()), &["a", "bcd"])
+        .await
+        .unwrap();
+    assert_eq!(done[0].vector, vector_of("a"));
+    assert_eq!(done[1].vector, vector_of("bcd"));
+    assert_eq!(done.iter().map(|e| e.tokens).sum::<usize>(), 10);
+    let seen = &server.seen()[0];
+    assert_eq!((seen.method.as_str(), seen.path()), ("POST", "/v1/embeddings"));
+    assert_eq!(
+        seen.header("authorization"),
+        Some(format!("Bearer {CANARY}").as_str())
+    );
+}
+
+#[tokio::test]
+async fn given_openai_provider_with_dimensions_n_then_embedding_request_includes_dimensions_n() {
+    let server = well_behaved(Backend::OpenAi).await;
+    embed(&embedder(Backend::OpenAi, &server.url, quick()), &["a"])
+        .await
+        .unwrap();
+    let body = server.seen()[0].json();
+    assert_eq!(
+        (&body["dimensions"], &body["model"]),
+        (&json!(WIDTH), &json!("model-x"))
+    );
+}
+
+#[tokio::test]
+async fn given_google_api_key_and_model_when_embed_is_called_then_vectors_matching_configured_dimensions_are_returned()
+ {
+    let server = well_behaved(Backend::Google).await;
+    let done = embed(&embedder(Backend::Google, &server.url, quick()), &["a", "bcd"])
+        .await
+        .unwrap();
+    assert_eq!(done[1].vector, vector_of("bcd"));
+    let seen = &server.seen()[0];
+    assert_eq!(
+        seen.target, "/v1/models/model-x:batchEmbedContents",
+        "no key in the address"
+    );
+    assert_eq!(seen.header("x-goog-api-key"), Some(CANARY));
+}
+
+#[tokio::test]
+async fn given_google_provider_with_dimensions_n_then_embed_content_includes_output_dimensionality_n() {
+    let server = well_behaved(Backend::Google).await;
+    let embedder = embedder(Backend::Google, &server.url, quick());
+    embed(&embedder, &["a", "b"]).await.unwrap();
+    embedder
+        .embed(vec!["q".to_owned().into()], Role::Query)
+        .await
+        .unwrap();
+    let seen = server.seen();
+    for request in seen[0].json()["requests"].as_array().unwrap() {
+        assert_eq!(request["outputDimensionality"], WIDTH);
+        assert_eq!(request["model"], "models/model-x");
+        assert_eq!(request["taskType"], "RETRIEVAL_DOCUMENT");
+    }
+    assert_eq!(seen[1].json()["requests"][0]["taskType"], "RETRIEVAL_QUERY");
+}
+
+#[tokio::test]
+async fn given_local_ollama_endpoint_when_embed_is_called_then_vectors_from_the_local_model_are_returned() {
+    let server = well_behaved(Backend::Local).await;
+    let done = embed(&embedder(Backend::Local, &server.url, quick()), &["abc"])
+        .await
+        .unwrap();
+    assert_eq!(done[0].vector, vector_of("abc"));
+    assert_eq!(server.seen()[0].header("authorization"), None);
+}
+
+#[tokio::test]
+async fn given_local_provider_with_dimensions_n_then_embedding_request_includes_dimensions_n() {
+    let server = well_behaved(Backend::Local).await;
+    embed(&embedder(Backend::Local, &server.url, quick()), &["a"])
+        .await
+        .unwrap();
+    assert_eq!(server.seen()[0].json()["dimensions"], WIDTH);
+}
+
+#[tokio::test]
+async fn batches_respect_each_apis_limits_and_keep_the_order() {
+    for (backend, texts, calls) in [
+        (Backend::OpenAi, 2049, 2),
+        (Backend::Google, 101, 2),
+        (Backend::Local, 65, 2),
+    ] {
+        let server = well_behaved(backend).await;
+        let texts: Vec<String> = (0..texts).map(|i| "x".repeat(i % 7 + 1)).collect();
+        let inputs = texts.iter().cloned().map(EmbedInput::Text).collect();
+        let done = embedder(backend, &server.url, quick())
+            .embed(inputs, Role::Passage)
+            .await
+            .unwrap();
+        assert_eq!(server.seen().len(), calls, "{backend:?}");
+        assert!(
+            texts
+                .iter()
+                .zip(&done)
+                .all(|(text, e)| e.vector == vector_of(text))
+        );
+    }
+    let server = well_behaved(Backend::OpenAi).await;
+    let long = "x".repeat(200_000);
+    let done = embed(
+        &embedder(Backend::OpenAi, &server.url, quick()),
+        &[&long, &long, "y"],
+    )
+    .await
+    .unwrap();
+    assert_eq!((done.len(), server.seen().len()), (3, 2));
+}
+
+#[tokio::test]
+async fn nothing_to_embed_asks_nobody() {
+    let server = well_behaved(Backend::OpenAi).await;
+    assert!(
+        embed(&embedder(Backend::OpenAi, &server.url, quick()), &[])
+            .await
+            .unwrap()
+            .is_empty()
+    );
+    assert!(server.seen().is_empty());
+}
+
+#[tokio::test]
+async fn a_shuffled_answer_is_put_in_order() {
+    let server = TestServer::start(|seen, _| {
+        let mut answer = openai_answer(seen);
+        answer["data"].as_array_mut().unwrap().reverse();
+        Reply::json(answer)
+    })
+    .await;
+    let done = embed(
+        &embedder(Backend::OpenAi, &server.url, quick()),
+        &["a", "bb", "ccc"],
+    )
+    .await
+    .unwrap();
+    let lengths: Vec<f32> = done.iter().map(|e| e.vector[1]).collect();
+    assert_eq!(lengths, [1.0, 2.0, 3.0]);
+}
+
+/// Answers that cannot be right, each with a word that the error must have.
+#[tokio::test]
+async fn answers_that_cannot_be_right_are_refused() {
+    let item = |index: usize, vector: Value| json!({"index": index, "embedding": vector});
+    let good = || json!(vector_of("a"));
+    let cases = [
+        (
+            json!({"data": [item(0, json!([1.0, 2.0])), item(1, good())]}),
+            "2 numbers where 4",
+        ),
+        (json!({"data": [item(0, good())]}), "1 vectors for 2 texts"),
+        (json!({"data": [item(0, good()), item(0, good())]}), "twice"),
+        (json!({"data": [item(0, good()), item(7, good())]}), "index 7"),
+        (
+            json!({"data": [item(0, json!([1, 2, 3, null])), item(1, good())]}),
+            "not the JSON",
+        ),
+        (
+            json!({"data": [item(0, json!([1, 2, 3, 1e300])), item(1, good())]}),
+            "finite",
+        ),
+        (
+            json!({"data": [item(0, json!([0, 0, 0, 0])), item(1, good())]}),
+            "zeros",
+        ),
+        (json!({"unexpected": true}), "not the JSON"),
+    ];
+    for (answer, word) in cases {
+        let server = TestServer::start(move |_, _| Reply::json(answer.clone())).await;
+        let error = embed(&embedder(Backend::OpenAi, &server.url, quick()), &["a", "b"])
+            .await
+            .unwrap_err();
+        let message = error.to_string();
+        assert!(matches!(error, ModelError::Failed(_)), "{message}");
+        assert!(
+            message.contains(word) && message.contains("my-provider"),
+            "{word}: {message}"
+        );
+    }
+    for body in [
+        &b"{\"data\": [{\"index\": 0, \"embedding\": [NaN,1,2,3]}]}"[..],
+        b"{\"data\": [{\"ind",
+    ] {
+        let server = TestServer::start(move |_, _| Reply::Answer {
+            status: 200,
+            headers: Vec::new(),
+            body: body.to_vec(),
+        })
+        .await;
+        let error = embed(&embedder(Backend::OpenAi, &server.url, quick()), &["a"])
+            .await
+            .unwrap_err();
+        assert!(matches!(error, ModelError::Failed(_)), "{error}");
+    }
+    for (answer, word) in [
+        (json!({"embeddings": [{"values": [1.0]}]}), "1 numbers where 4"),
+        (json!({"embeddings": []}), "0 vectors for 1 texts"),
+    ] {
+        let server = TestServer::start(move |_, _| Reply::json(answer.clone())).await;
+        let error = embed(&embedder(Backend::Google, &server.url, quick()), &["a"])
+            .await
+            .unwrap_err();
+        assert!(error.to_string().contains(word), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn refusals_of_the_api_are_told_apart() {
+    let quickly = || Policy {
+        max_attempts: 1,
+        ..quick()
+    };
+    let answer = async |status: u16| {
+        let server = TestServer::start(move |_, _| {
+            Reply::status(status, json!({"error": {"message": "because"}})).with_header("retry-after", "7")
+        })
+        .await;
+        embed(&embedder(Backend::OpenAi, &server.url, quickly()), &["a"])
+            .await
+            .unwrap_err()
+    };
+    let unauthorised = answer(401).await;
+    assert!(
+        matches!(&unauthorised, ModelError::Failed(m) if m.contains("apiKey") && m.contains("because")),
+        "{unauthorised}"
+    );
+    assert!(matches!(answer(400).await, ModelError::InvalidInput(_)));
+    assert!(matches!(answer(500).await, ModelError::Unavailable(_)));
+    match answer(429).await {
+        ModelError::Overloaded { retry_after } => assert_eq!(retry_after, Duration::from_secs(7)),
+        other => panic!("{other}"),
+    }
+    let hanging = TestServer::start(|_, _| Reply::Hang).await;
+    let impatient = Policy {
+        deadline: Duration::from_millis(100),
+        ..quick()
+    };
+    let error = embed(&embedder(Backend::Local, &hanging.url, impatient), &["a"])
+        .await
+        .unwrap_err();
+    assert!(matches!(error, ModelError::Unavailable(_)), "{error}");
+    let error = embed(&embedder(Backend::Local, &refusing_url().await, quick()), &["a"])
+        .await
+        .unwrap_err();
+    assert!(matches!(error, ModelError::Unavailable(_)), "{error}");
+}
+
+#[tokio::test]
+async fn a_busy_api_is_asked_again_when_it_says_so() {
+    let server = TestServer::start(|seen, before| match before {
+        0 => Reply::status(429, json!({})).with_header("retry-after", "0"),
+        _ => Reply::json(openai_answer(seen)),
+    })
+    .await;
+    embed(&embedder(Backend::OpenAi, &server.url, quick()), &["a"])
+        .await
+        .unwrap();
+    assert_eq!(server.seen().len(), 2);
+}

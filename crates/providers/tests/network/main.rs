@@ -1,0 +1,13 @@
+//! The client and the providers against servers on this machine that check what they are sent, and
+//! misbehave.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod chat;
+mod contract;
+mod embedding;
+mod faults;
+mod registry;
+mod rerank;
+mod secrets;

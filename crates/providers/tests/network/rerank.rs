@@ -1,0 +1,123 @@
+//! Cross-encoder reranking by a service, and what happens when it cannot.
+
+use ragstone_core::Metadata;
+use serde_json::{Value, json};
+
+use crate::common::server::{Reply, TestServer, refusing_url};
+use crate::common::{connect, service};
+
+fn documents() -> Vec<Metadata> {
+    [
+        json!({"id": "a", "text": "short", "metadata": {"deep": [1]}, "distance": 0.1}),
+        json!({"text": "the longest text of all of them", "score": 0.5}),
+        json!({"id": "c", "text": "middle length", "anything": null}),
+    ]
+    .into_iter()
+    .map(|d| d.as_object().unwrap().clone())
+    .collect()
+}
+
+fn provider(url: &str) -> std::sync::Arc<dyn ragstone_core::provider::RagProvider> {
+    connect(
+        json!({"provider": "chromadb-wrapper", "url": url, "auth": {"type": "bearer", "token": "tok-en-1"},
+        "retry": {"maxAttempts": 2, "delayMs": 1}}),
+    )
+}
+
+#[tokio::test]
+async fn successful_reranking_call() {
+    let server = service::start(true).await;
+    let outcome = provider(&server.url).rerank("q", documents(), None).await;
+    assert_eq!(outcome.warning, None);
+    let ranks: Vec<&Value> = outcome.documents.iter().map(|d| &d["original_rank"]).collect();
+    assert_eq!(ranks, [2, 3, 1]);
+    assert_eq!(outcome.documents[0]["rerank_score"], 31.0);
+    let seen = server.seen();
+    assert_eq!(
+        seen.iter().map(|s| s.path()).collect::<Vec<_>>(),
+        ["/health", "/rerank"]
+    );
+    assert!(
+        seen.iter()
+            .all(|s| s.header("authorization") == Some("Bearer tok-en-1"))
+    );
+    let sent = seen[1].json();
+    assert_eq!(sent["query"], "q");
+    assert_eq!(sent["documents"][0], json!({"id": "a", "text": "short"}));
+    assert!(sent.get("top_k").is_none());
+}
+
+#[tokio::test]
+async fn reranking_preserves_document_structure() {
+    let server = service::start(true).await;
+    let outcome = provider(&server.url).rerank("q", documents(), None).await;
+    let mut last = outcome.documents[2].clone();
+    last.remove("rerank_score");
+    last.remove("original_rank");
+    assert_eq!(last, documents()[0]);
+}
+
+#[tokio::test]
+async fn generate_fallback_document_ids() {
+    let server = service::start(true).await;
+    let outcome = provider(&server.url).rerank("q", documents(), None).await;
+    let sent = server.seen()[1].json();
+    assert!(!sent["documents"][1]["id"].as_str().unwrap().is_empty());
+    assert!(
+        outcome.documents[0].get("id").is_none(),
+        "the document itself stays as it was"
+    );
+}
+
+#[tokio::test]
+async fn optional_top_k_parameter() {
+    let server = service::start(true).await;
+    let outcome = provider(&server.url).rerank("q", documents(), Some(2)).await;
+    assert_eq!(outcome.documents.len(), 2);
+    assert_eq!(server.seen()[1].json()["top_k"], 2);
+}
+
+#[tokio::test]
+async fn health_check_shows_no_cross_encoder() {
+    let server = service::start(false).await;
+    let outcome = provider(&server.url).rerank("q", documents(), Some(1)).await;
+    assert_eq!(outcome.documents, documents());
+    assert!(outcome.warning.unwrap().contains("cross-encoder"));
+    assert_eq!(server.seen().len(), 1, "only the health was asked for");
+}
+
+#[tokio::test]
+async fn rag_service_unreachable() {
+    let outcome = provider(&refusing_url().await)
+        .rerank("q", documents(), Some(1))
+        .await;
+    assert_eq!(outcome.documents, documents());
+    assert!(outcome.warning.unwrap().contains("cannot be reached"));
+}
+
+#[tokio::test]
+async fn rerank_endpoint_returns_error() {
+    let wrong = |body: Value| move || Reply::json(body.clone());
+    let replies: Vec<Box<dyn Fn() -> Reply + Send + Sync>> = vec![
+        Box::new(|| Reply::status(503, json!({"detail": "Cross-encoder not loaded."}))),
+        Box::new(|| Reply::status(500, json!({"detail": "boom"}))),
+        Box::new(|| Reply::CutShort),
+        Box::new(wrong(json!({"nothing": 1}))),
+        Box::new(wrong(json!({"reranked": [{"id": "a", "score": 1}]}))),
+        Box::new(wrong(
+            json!({"reranked": [{"id": "a", "score": 1}, {"id": "a", "score": 1}, {"id": "c", "score": 1}]}),
+        )),
+    ];
+    for reply in replies {
+        let server = TestServer::start(move |seen, _| match seen.path() {
+            "/health" => {
+                Reply::json(json!({"status": "healthy", "cross_encoder": {"model": "x", "status": "loaded"}}))
+            }
+            _ => reply(),
+        })
+        .await;
+        let outcome = provider(&server.url).rerank("q", documents(), None).await;
+        assert_eq!(outcome.documents, documents());
+        assert!(outcome.warning.is_some());
+    }
+}
