@@ -11,13 +11,12 @@ use ragstone_core::Metadata;
 use rusqlite::Connection;
 
 use crate::error::{Error, Result};
-use crate::index::chunked::Chunked;
 use crate::index::fields::Fields;
-use crate::index::keyword::{KeywordIndex, Posting, PostingBlocks, Postings};
+use crate::index::keyword::KeywordIndex;
+use crate::index::segment::{MAX_DOCUMENTS, SegmentBuilder};
 use crate::index::vectors::{CHUNK, Vectors};
 use crate::index::{Snapshot, SnapshotParts};
 use crate::schema::{open_reader, vector_table};
-use crate::terms;
 
 struct CollectionHead {
     id: i64,
@@ -142,8 +141,10 @@ fn load_vectors(connection: &Connection, head: &CollectionHead, rowids: &[i64]) 
 #[derive(Default)]
 struct IndexBuilder {
     fields: Fields,
-    words: HashMap<Box<str>, Vec<Posting>>,
-    lengths: Chunked<u32>,
+    keyword: KeywordIndex,
+    segment: SegmentBuilder,
+    slots: Vec<u32>,
+    documents: u32,
 }
 
 fn load_documents(database: &Path) -> Result<HashMap<i64, IndexBuilder>> {
@@ -162,32 +163,26 @@ fn load_documents(database: &Path) -> Result<HashMap<i64, IndexBuilder>> {
 
 impl IndexBuilder {
     fn add(&mut self, metadata: &Metadata, encoded_terms: &[u8]) -> Result<()> {
-        let slot = self.lengths.len() as u32;
+        let slot = self.documents;
+        self.documents += 1;
         self.fields.insert(slot, metadata);
-        let length = terms::for_each(encoded_terms, |word, count| {
-            let posting = Posting { slot, count };
-            match self.words.get_mut(word) {
-                Some(list) => list.push(posting),
-                None => {
-                    self.words.insert(word.into(), vec![posting]);
-                }
-            }
-        })?;
-        self.lengths.push(length);
+        self.segment.add(encoded_terms)?;
+        self.slots.push(slot);
+        if self.segment.len() == MAX_DOCUMENTS {
+            self.finish_segment();
+        }
         Ok(())
     }
 
-    fn finish(self) -> (Fields, KeywordIndex) {
-        let words = self.words.into_iter().map(|(word, list)| {
-            let postings = match list.as_slice() {
-                [only] => Postings::One(*only),
-                several => Postings::Many(Arc::new(PostingBlocks::from_sorted(several))),
-            };
-            (Arc::from(word), postings)
-        });
-        (
-            self.fields,
-            KeywordIndex::from_parts(words.collect(), self.lengths),
-        )
+    fn finish_segment(&mut self) {
+        let segment = std::mem::take(&mut self.segment);
+        self.keyword.add_segment(segment, std::mem::take(&mut self.slots));
+    }
+
+    fn finish(mut self) -> (Fields, KeywordIndex) {
+        if self.segment.len() > 0 {
+            self.finish_segment();
+        }
+        (self.fields, self.keyword)
     }
 }

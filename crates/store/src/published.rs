@@ -23,9 +23,9 @@ impl Published {
         snapshots.get(&collection).cloned()
     }
 
-    /// `None` takes a collection away.
-    pub(crate) fn publish(&self, changes: HashMap<i64, Option<Arc<Snapshot>>>) {
-        // Old snapshots are freed after the lock is given back: that may take a while.
+    /// `None` takes a collection away. Returns what was replaced, for the caller to drop when it is
+    /// not in a hurry: freeing a large snapshot takes a while.
+    pub(crate) fn publish(&self, changes: HashMap<i64, Option<Arc<Snapshot>>>) -> Vec<Option<Arc<Snapshot>>> {
         let mut replaced = Vec::with_capacity(changes.len());
         let mut snapshots = self.snapshots.write().unwrap_or_else(PoisonError::into_inner);
         for (collection, snapshot) in changes {
@@ -34,6 +34,6 @@ impl Published {
                 None => snapshots.remove(&collection),
             });
         }
-        drop(snapshots);
+        replaced
     }
 }

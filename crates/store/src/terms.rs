@@ -7,49 +7,20 @@ use ragstone_core::analysis::TermCounts;
 
 use crate::error::{Error, Result};
 
-/// The words of a document, sorted, each with how often it occurs.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Terms {
-    pub(crate) counts: Vec<(Box<str>, u32)>,
-    /// The length of the document for BM25.
-    pub(crate) length: u32,
-}
-
-impl From<TermCounts> for Terms {
-    fn from(counts: TermCounts) -> Self {
-        Self {
-            length: counts.length,
-            counts: counts
-                .counts
-                .into_iter()
-                .map(|(term, count)| (term.into_boxed_str(), count))
-                .collect(),
-        }
+pub(crate) fn encode(terms: &TermCounts) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(terms.counts.len() * 6);
+    put_number(&mut bytes, terms.length);
+    let mut previous: &[u8] = b"";
+    for (term, count) in &terms.counts {
+        let term = term.as_bytes();
+        let shared = previous.iter().zip(term).take_while(|(a, b)| a == b).count();
+        put_number(&mut bytes, shared as u32);
+        put_number(&mut bytes, (term.len() - shared) as u32);
+        bytes.extend_from_slice(&term[shared..]);
+        put_number(&mut bytes, *count);
+        previous = term;
     }
-}
-
-impl Terms {
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(self.counts.len() * 6);
-        put_number(&mut bytes, self.length);
-        let mut previous: &[u8] = b"";
-        for (term, count) in &self.counts {
-            let term = term.as_bytes();
-            let shared = previous.iter().zip(term).take_while(|(a, b)| a == b).count();
-            put_number(&mut bytes, shared as u32);
-            put_number(&mut bytes, (term.len() - shared) as u32);
-            bytes.extend_from_slice(&term[shared..]);
-            put_number(&mut bytes, *count);
-            previous = term;
-        }
-        bytes
-    }
-
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
-        let mut counts = Vec::new();
-        let length = for_each(bytes, |term, count| counts.push((term.into(), count)))?;
-        Ok(Self { counts, length })
-    }
+    bytes
 }
 
 /// Visits each word without allocating it, and returns the document's length.
@@ -98,23 +69,30 @@ fn take_number(bytes: &mut &[u8]) -> Option<u32> {
 mod tests {
     use super::*;
 
+    fn decode(bytes: &[u8]) -> Result<TermCounts> {
+        let mut counts = std::collections::BTreeMap::new();
+        let length = for_each(bytes, |term, count| {
+            counts.insert(term.to_owned(), count);
+        })?;
+        Ok(TermCounts { counts, length })
+    }
+
     #[test]
     fn what_is_encoded_is_decoded() {
-        let terms = Terms {
-            counts: [
-                ("aero", 1),
-                ("aerodynam", 300),
-                ("naïve", 2),
-                ("zx-4417", u32::MAX),
-            ]
-            .map(|(term, count)| (term.into(), count))
-            .to_vec(),
+        let counts = [
+            ("aero", 1),
+            ("aerodynam", 300),
+            ("naïve", 2),
+            ("zx-4417", u32::MAX),
+        ];
+        let terms = TermCounts {
+            counts: counts.map(|(term, count)| (term.to_owned(), count)).into(),
             length: 70_000,
         };
-        assert_eq!(Terms::decode(&terms.encode()).unwrap(), terms);
+        assert_eq!(decode(&encode(&terms)).unwrap(), terms);
         assert_eq!(
-            Terms::decode(&Terms::default().encode()).unwrap(),
-            Terms::default()
+            decode(&encode(&TermCounts::default())).unwrap(),
+            TermCounts::default()
         );
     }
 
@@ -127,7 +105,7 @@ mod tests {
             &[1, 0, 9, b'a'],
             &[1, 0, 1, 0xff, 1],
         ] {
-            assert!(Terms::decode(bytes).is_err(), "{bytes:?}");
+            assert!(decode(bytes).is_err(), "{bytes:?}");
         }
     }
 }

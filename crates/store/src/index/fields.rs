@@ -145,25 +145,31 @@ impl FieldIndex {
     }
 }
 
-/// Collects many sets cheaply: single slots are gathered and sorted once.
+/// The union of many sets, gathered as plain bits: adding thousands of small sets one by one to a
+/// compressed one would copy it as often.
 #[derive(Default)]
 struct SetUnion {
-    singles: Vec<u32>,
-    set: RoaringBitmap,
+    bytes: Vec<u8>,
 }
 
 impl SetUnion {
     fn add(&mut self, slots: &Slots) {
         match slots {
-            Slots::One(slot) => self.singles.push(*slot),
-            Slots::Many(slots) => self.set |= &**slots,
+            Slots::One(slot) => self.insert(*slot),
+            Slots::Many(slots) => slots.iter().for_each(|slot| self.insert(slot)),
         }
     }
 
-    fn finish(mut self) -> RoaringBitmap {
-        self.singles.sort_unstable();
-        self.set.extend(self.singles);
-        self.set
+    fn insert(&mut self, slot: u32) {
+        let byte = slot as usize / 8;
+        if byte >= self.bytes.len() {
+            self.bytes.resize(byte + 1, 0);
+        }
+        self.bytes[byte] |= 1 << (slot % 8);
+    }
+
+    fn finish(self) -> RoaringBitmap {
+        RoaringBitmap::from_lsb0_bytes(0, &self.bytes)
     }
 }
 

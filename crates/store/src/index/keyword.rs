@@ -1,228 +1,230 @@
 //! The keyword index: for each word the documents that have it, and BM25 over them.
 //!
-//! Posting lists are kept in blocks of bounded size, sorted by slot, each block shared between
-//! snapshots until it changes.
+//! It is made of segments that are never changed. A write puts its documents into a new, small
+//! segment; segments are merged so that each is about twice as large as the next. A document that
+//! is deleted or replaced is only marked as gone in its segment, with a count of the words it took
+//! away, so that document frequencies are exact at any time.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ragstone_core::analysis::QueryTerm;
 use roaring::RoaringBitmap;
 
 use super::chunked::Chunked;
-use crate::terms::Terms;
+use super::segment::{MAX_DOCUMENTS, PostingList, SegmentBuilder, SegmentData, merge};
+use crate::error::Result;
+use crate::terms;
 
 const K1: f32 = 1.2;
 const B: f32 = 0.75;
-/// A block that grows beyond this is split in two.
-const BLOCK: usize = 512;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Posting {
-    pub(crate) slot: u32,
-    pub(crate) count: u32,
+/// Stands for a slot where a document is gone.
+const GONE: u32 = u32::MAX;
+/// The segment of documents that are not in one yet.
+const FRESH: u32 = u32::MAX;
+
+#[derive(Debug, Clone)]
+struct Segment {
+    number: u32,
+    data: Arc<SegmentData>,
+    /// The slot of each local number, or [`GONE`].
+    slots: Vec<u32>,
+    gone: usize,
+    /// How many documents of a word are gone, by the word's number.
+    removed: BTreeMap<u32, u32>,
 }
 
-/// The documents of one word. Most words are rare, so one posting needs no allocation.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Postings {
-    One(Posting),
-    Many(Arc<PostingBlocks>),
-}
-
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct PostingBlocks {
-    blocks: Vec<Arc<Vec<Posting>>>,
-    len: usize,
-}
-
-impl PostingBlocks {
-    pub(crate) fn from_sorted(postings: &[Posting]) -> Self {
-        Self {
-            blocks: postings
-                .chunks(BLOCK)
-                .map(|block| Arc::new(block.to_vec()))
-                .collect(),
-            len: postings.len(),
-        }
-    }
-
-    fn block_of(&self, slot: u32) -> usize {
-        self.blocks
-            .partition_point(|block| block.last().is_some_and(|last| last.slot < slot))
-    }
-
-    fn insert(&mut self, posting: Posting) {
-        let at = self
-            .block_of(posting.slot)
-            .min(self.blocks.len().saturating_sub(1));
-        let Some(shared) = self.blocks.get_mut(at) else {
-            self.blocks.push(Arc::new(vec![posting]));
-            self.len = 1;
-            return;
-        };
-        let block = Arc::make_mut(shared);
-        match block.binary_search_by_key(&posting.slot, |p| p.slot) {
-            Ok(place) => block[place] = posting,
-            Err(place) => {
-                // Documents mostly arrive in order: a full last block is left full.
-                if place == block.len() && block.len() >= BLOCK {
-                    self.blocks.insert(at + 1, Arc::new(vec![posting]));
-                } else {
-                    block.insert(place, posting);
-                    if block.len() > BLOCK {
-                        let upper = block.split_off(BLOCK / 2);
-                        self.blocks.insert(at + 1, Arc::new(upper));
-                    }
-                }
-                self.len += 1;
-            }
-        }
-    }
-
-    fn remove(&mut self, slot: u32) {
-        let at = self.block_of(slot);
-        let Some(shared) = self.blocks.get_mut(at) else {
-            return;
-        };
-        let Ok(place) = shared.binary_search_by_key(&slot, |p| p.slot) else {
-            return;
-        };
-        let block = Arc::make_mut(shared);
-        block.remove(place);
-        if block.is_empty() {
-            self.blocks.remove(at);
-        }
-        self.len -= 1;
-    }
-
-    fn find(&self, slot: u32) -> Option<Posting> {
-        let block = self.blocks.get(self.block_of(slot))?;
-        let place = block.binary_search_by_key(&slot, |p| p.slot).ok()?;
-        block.get(place).copied()
+impl Segment {
+    fn alive(&self) -> usize {
+        self.slots.len() - self.gone
     }
 }
 
-impl Postings {
-    pub(crate) fn len(&self) -> usize {
-        match self {
-            Self::One(_) => 1,
-            Self::Many(blocks) => blocks.len,
-        }
-    }
-
-    fn for_each(&self, mut visit: impl FnMut(Posting)) {
-        match self {
-            Self::One(posting) => visit(*posting),
-            Self::Many(blocks) => blocks
-                .blocks
-                .iter()
-                .for_each(|block| block.iter().for_each(|posting| visit(*posting))),
-        }
-    }
-
-    fn find(&self, slot: u32) -> Option<Posting> {
-        match self {
-            Self::One(posting) => (posting.slot == slot).then_some(*posting),
-            Self::Many(blocks) => blocks.find(slot),
-        }
-    }
-
-    fn insert(&mut self, posting: Posting) {
-        match self {
-            Self::One(only) => {
-                let mut blocks = PostingBlocks::from_sorted(&[*only]);
-                blocks.insert(posting);
-                *self = Self::Many(Arc::new(blocks));
-            }
-            Self::Many(blocks) => Arc::make_mut(blocks).insert(posting),
-        }
-    }
-
-    /// Returns whether anything is left.
-    fn remove(&mut self, slot: u32) -> bool {
-        match self {
-            Self::One(only) => only.slot != slot,
-            Self::Many(blocks) => {
-                let blocks = Arc::make_mut(blocks);
-                blocks.remove(slot);
-                blocks.len > 0
-            }
-        }
-    }
+/// Where a document's words are.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    segment: u32,
+    local: u32,
 }
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct KeywordIndex {
-    words: imbl::HashMap<Arc<str>, Postings>,
-    /// Length of each document, by slot.
-    lengths: Chunked<u32>,
+    segments: Vec<Arc<Segment>>,
+    next_number: u32,
+    places: Chunked<Place>,
+    /// Documents of the transaction that is being prepared, with their encoded words.
+    fresh: Vec<(u32, Vec<u8>)>,
     documents: u64,
     total_length: u64,
 }
 
 impl KeywordIndex {
-    pub(crate) fn from_parts(words: imbl::HashMap<Arc<str>, Postings>, lengths: Chunked<u32>) -> Self {
-        Self {
-            words,
-            documents: lengths.len() as u64,
-            total_length: lengths.iter().map(u64::from).sum(),
-            lengths,
-        }
-    }
-
     /// Slots are filled in order: a new one is the number of those there are.
-    pub(crate) fn push(&mut self, slot: u32, terms: &Terms) {
-        self.lengths.push(terms.length);
-        self.count_in(slot, terms);
+    pub(crate) fn push(&mut self, slot: u32, encoded_terms: Vec<u8>) {
+        self.places.push(Place {
+            segment: FRESH,
+            local: 0,
+        });
+        self.fresh.push((slot, encoded_terms));
     }
 
-    pub(crate) fn replace(&mut self, slot: u32, old: &Terms, new: &Terms) {
-        self.remove(slot, old);
-        self.lengths.set(slot as usize, new.length);
-        self.count_in(slot, new);
+    pub(crate) fn replace(&mut self, slot: u32, old: &[u8], new: Vec<u8>) -> Result<()> {
+        self.remove(slot, old)?;
+        self.places.set(
+            slot as usize,
+            Place {
+                segment: FRESH,
+                local: 0,
+            },
+        );
+        self.fresh.push((slot, new));
+        Ok(())
     }
 
-    pub(crate) fn remove(&mut self, slot: u32, terms: &Terms) {
+    pub(crate) fn remove(&mut self, slot: u32, encoded_terms: &[u8]) -> Result<()> {
+        let Some(place) = self.places.get(slot as usize) else {
+            return Ok(());
+        };
+        if place.segment == FRESH {
+            self.fresh.retain(|(fresh, _)| *fresh != slot);
+            return Ok(());
+        }
+        let Some(segment) = self.segments.iter_mut().find(|s| s.number == place.segment) else {
+            return Ok(());
+        };
+        let segment = Arc::make_mut(segment);
+        if let Some(of_local) = segment.slots.get_mut(place.local as usize) {
+            *of_local = GONE;
+        }
+        segment.gone += 1;
+        let length = terms::for_each(encoded_terms, |word, _| {
+            if let Some(number) = segment.data.find(word) {
+                *segment.removed.entry(number).or_default() += 1;
+            }
+        })?;
         self.documents -= 1;
-        self.total_length -= u64::from(terms.length);
-        for (word, _) in &terms.counts {
-            if self.words.get_mut(&**word).is_some_and(|list| !list.remove(slot)) {
-                self.words.remove(&**word);
+        self.total_length -= u64::from(length);
+        Ok(())
+    }
+
+    /// Makes segments of the fresh documents, and merges what has become too many.
+    pub(crate) fn seal(&mut self) -> Result<()> {
+        for part in std::mem::take(&mut self.fresh).chunks(MAX_DOCUMENTS) {
+            let mut builder = SegmentBuilder::default();
+            let mut slots = Vec::with_capacity(part.len());
+            for (slot, encoded_terms) in part {
+                builder.add(encoded_terms)?;
+                slots.push(*slot);
             }
+            self.add_segment(builder, slots);
+        }
+        self.segments.retain(|segment| segment.alive() > 0);
+        while let Some(first) = self.mergeable() {
+            self.merge_from(first);
+        }
+        if let Some(worn) = self.segments.iter().position(|s| s.gone > s.alive()) {
+            self.merge_range(worn..worn + 1);
+        }
+        Ok(())
+    }
+
+    /// Takes a finished segment, whose documents have these slots. They have places already, or
+    /// get them now if the slots go on where the places end.
+    pub(crate) fn add_segment(&mut self, builder: SegmentBuilder, slots: Vec<u32>) {
+        let data = builder.finish();
+        self.documents += data.len() as u64;
+        self.total_length += (0..data.len())
+            .map(|local| u64::from(data.length(local)))
+            .sum::<u64>();
+        self.append(data, slots);
+    }
+
+    fn append(&mut self, data: SegmentData, slots: Vec<u32>) {
+        let segment = self.number_segment(data, slots);
+        self.segments.push(Arc::new(segment));
+    }
+
+    fn number_segment(&mut self, data: SegmentData, slots: Vec<u32>) -> Segment {
+        let number = self.next_number;
+        self.next_number += 1;
+        for (local, slot) in slots.iter().enumerate() {
+            let place = Place {
+                segment: number,
+                local: local as u32,
+            };
+            if *slot as usize == self.places.len() {
+                self.places.push(place);
+            } else {
+                self.places.set(*slot as usize, place);
+            }
+        }
+        Segment {
+            number,
+            data: Arc::new(data),
+            slots,
+            gone: 0,
+            removed: BTreeMap::new(),
         }
     }
 
-    fn count_in(&mut self, slot: u32, terms: &Terms) {
-        self.documents += 1;
-        self.total_length += u64::from(terms.length);
-        for (word, count) in &terms.counts {
-            let posting = Posting { slot, count: *count };
-            match self.words.get_mut(&**word) {
-                Some(list) => list.insert(posting),
-                None => {
-                    self.words.insert((&**word).into(), Postings::One(posting));
-                }
+    /// From where on the last segments are to become one, if they are.
+    fn mergeable(&self) -> Option<usize> {
+        let mut first = self.segments.len();
+        let mut sum = 0;
+        for (at, segment) in self.segments.iter().enumerate().rev() {
+            let alive = segment.alive();
+            if sum > 0 && (alive >= 2 * sum || alive + sum > MAX_DOCUMENTS) {
+                break;
             }
+            sum += alive;
+            first = at;
         }
+        (self.segments.len() - first > 1).then_some(first)
+    }
+
+    fn merge_from(&mut self, first: usize) {
+        self.merge_range(first..self.segments.len());
+    }
+
+    fn merge_range(&mut self, range: std::ops::Range<usize>) {
+        let parts: Vec<(&SegmentData, Vec<bool>)> = self.segments[range.clone()]
+            .iter()
+            .map(|s| (&*s.data, s.slots.iter().map(|slot| *slot != GONE).collect()))
+            .collect();
+        let data = merge(&parts);
+        let slots = self.segments[range.clone()]
+            .iter()
+            .flat_map(|s| s.slots.iter().copied().filter(|slot| *slot != GONE))
+            .collect();
+        let merged = self.number_segment(data, slots);
+        self.segments.splice(range, [Arc::new(merged)]);
     }
 
     pub(crate) fn renumber(&self, live: &RoaringBitmap, new_slot: &dyn Fn(u32) -> u32) -> Self {
-        let moved = |posting: &Posting| Posting {
-            slot: new_slot(posting.slot),
-            count: posting.count,
-        };
-        let words = self.words.iter().map(|(word, list)| {
-            let list = match list {
-                Postings::One(posting) => Postings::One(moved(posting)),
-                Postings::Many(blocks) => {
-                    let all: Vec<Posting> = blocks.blocks.iter().flat_map(|b| b.iter().map(moved)).collect();
-                    Postings::Many(Arc::new(PostingBlocks::from_sorted(&all)))
-                }
-            };
-            (word.clone(), list)
+        let segments = self.segments.iter().map(|segment| {
+            let slots = segment.slots.iter().map(|slot| match *slot {
+                GONE => GONE,
+                slot => new_slot(slot),
+            });
+            Arc::new(Segment {
+                slots: slots.collect(),
+                ..(**segment).clone()
+            })
         });
-        let lengths = live.iter().filter_map(|slot| self.lengths.get(slot as usize));
-        Self::from_parts(words.collect(), lengths.collect())
+        Self {
+            segments: segments.collect(),
+            places: live
+                .iter()
+                .filter_map(|slot| self.places.get(slot as usize))
+                .collect(),
+            fresh: self
+                .fresh
+                .iter()
+                .map(|(slot, terms)| (new_slot(*slot), terms.clone()))
+                .collect(),
+            ..*self
+        }
     }
 
     /// The best `limit` of the candidates by BM25, best first, ties in slot order. Documents that
@@ -233,77 +235,123 @@ impl KeywordIndex {
         candidates: &RoaringBitmap,
         limit: usize,
     ) -> Vec<(u32, f64)> {
-        let lists: Vec<(&Postings, f32)> = query
-            .iter()
-            .filter_map(|term| {
-                let list = self.words.get(term.text.as_str())?;
-                Some((list, term.weight * self.idf(list.len())))
-            })
-            .collect();
-        let postings: usize = lists.iter().map(|(list, _)| list.len()).sum();
+        let words: Vec<QueryWord> = query.iter().filter_map(|term| self.query_word(term)).collect();
+        let postings: u64 = words.iter().map(|word| word.documents).sum();
         if postings == 0 || limit == 0 || candidates.is_empty() {
             return Vec::new();
         }
-        // Looking a slot up costs a binary search where walking the list costs a step.
+        // Looking a slot up costs a binary search where walking a list costs a step.
         const LOOKUP_COST: u64 = 16;
-        let scores = if candidates.len() * LOOKUP_COST * (lists.len() as u64) < postings as u64 {
-            self.score_each(&lists, candidates)
+        let scores = if candidates.len() * LOOKUP_COST * (words.len() as u64) < postings {
+            self.score_each(&words, candidates)
         } else {
-            self.score_lists(&lists, candidates)
+            self.score_lists(&words, candidates)
         };
         best(scores, limit)
     }
 
-    fn idf(&self, document_frequency: usize) -> f32 {
-        let frequency = document_frequency as f64;
-        let documents = self.documents as f64;
-        (1.0 + (documents - frequency + 0.5) / (frequency + 0.5)).ln() as f32
+    /// Where a word is, and what it counts; `None` if no document has it.
+    fn query_word(&self, term: &QueryTerm) -> Option<QueryWord> {
+        let numbers: Vec<Option<u32>> = self.segments.iter().map(|s| s.data.find(&term.text)).collect();
+        let documents: u64 = self
+            .segments
+            .iter()
+            .zip(&numbers)
+            .filter_map(|(segment, number)| {
+                let number = (*number)?;
+                let removed = segment.removed.get(&number).copied().unwrap_or(0);
+                Some(segment.data.postings(number).documents.len() as u64 - u64::from(removed))
+            })
+            .sum();
+        let (all, having) = (self.documents as f64, documents as f64);
+        let idf = (1.0 + (all - having + 0.5) / (having + 0.5)).ln() as f32;
+        (documents > 0).then_some(QueryWord {
+            numbers,
+            documents,
+            weight: term.weight * idf,
+        })
     }
 
-    fn score_each(&self, lists: &[(&Postings, f32)], candidates: &RoaringBitmap) -> Vec<(u32, f32)> {
-        let score = self.scorer();
-        candidates
-            .iter()
-            .filter_map(|slot| {
-                let mut sum = 0.0;
-                for (list, idf) in lists {
-                    if let Some(posting) = list.find(slot) {
-                        sum += score(posting, *idf);
+    fn score_each(&self, words: &[QueryWord], candidates: &RoaringBitmap) -> Vec<(u32, f32)> {
+        let bm25 = self.bm25();
+        let score = |slot: u32| {
+            let place = self.places.get(slot as usize)?;
+            let at = self.segments.iter().position(|s| s.number == place.segment)?;
+            let segment = self.segments.get(at)?;
+            let mut sum = 0.0;
+            for word in words {
+                let Some(Some(number)) = word.numbers.get(at) else {
+                    continue;
+                };
+                let list = segment.data.postings(*number);
+                if let Ok(found) = list.documents.binary_search(&(place.local as u16)) {
+                    let count = list.counts.get(found).copied().unwrap_or(0);
+                    sum += word.weight * bm25.saturation(count, segment.data.length(place.local as usize));
+                }
+            }
+            (sum > 0.0).then_some((slot, sum))
+        };
+        candidates.iter().filter_map(score).collect()
+    }
+
+    fn score_lists(&self, words: &[QueryWord], candidates: &RoaringBitmap) -> Vec<(u32, f32)> {
+        let bm25 = self.bm25();
+        let mut sums = vec![0.0f32; self.places.len()];
+        for (at, segment) in self.segments.iter().enumerate() {
+            for word in words {
+                let Some(Some(number)) = word.numbers.get(at) else {
+                    continue;
+                };
+                let PostingList { documents, counts } = segment.data.postings(*number);
+                for (local, count) in documents.iter().zip(counts) {
+                    let local = usize::from(*local);
+                    // A document that is gone has no slot, and so no sum.
+                    if let Some(slot) = segment.slots.get(local)
+                        && let Some(sum) = sums.get_mut(*slot as usize)
+                    {
+                        *sum += word.weight * bm25.saturation(*count, segment.data.length(local));
                     }
                 }
-                (sum > 0.0).then_some((slot, sum))
-            })
-            .collect()
-    }
-
-    fn score_lists(&self, lists: &[(&Postings, f32)], candidates: &RoaringBitmap) -> Vec<(u32, f32)> {
-        let score = self.scorer();
-        let mut sums = vec![0.0f32; self.lengths.len()];
-        for (list, idf) in lists {
-            list.for_each(|posting| {
-                if let Some(sum) = sums.get_mut(posting.slot as usize) {
-                    *sum += score(posting, *idf);
-                }
-            });
+            }
         }
-        let scored = |(slot, sum): (usize, f32)| (sum > 0.0).then_some((slot as u32, sum));
+        let scored = |slot: u32, sum: f32| (sum > 0.0).then_some((slot, sum));
         if candidates.len() == self.documents {
-            sums.into_iter().enumerate().filter_map(scored).collect()
+            let all = sums.into_iter().enumerate();
+            all.filter_map(|(slot, sum)| scored(slot as u32, sum)).collect()
         } else {
             candidates
                 .iter()
-                .filter_map(|slot| scored((slot as usize, sums.get(slot as usize).copied()?)))
+                .filter_map(|slot| scored(slot, sums.get(slot as usize).copied()?))
                 .collect()
         }
     }
 
-    fn scorer(&self) -> impl Fn(Posting, f32) -> f32 + '_ {
+    fn bm25(&self) -> Bm25 {
         let average = (self.total_length as f64 / self.documents.max(1) as f64).max(1.0) as f32;
-        move |posting, idf| {
-            let length = self.lengths.get(posting.slot as usize).unwrap_or(0) as f32;
-            let count = posting.count as f32;
-            idf * count * (K1 + 1.0) / (count + K1 * (1.0 - B + B * length / average))
+        Bm25 {
+            fixed: K1 * (1.0 - B),
+            per_length: K1 * B / average,
         }
+    }
+}
+
+struct QueryWord {
+    /// By segment.
+    numbers: Vec<Option<u32>>,
+    documents: u64,
+    weight: f32,
+}
+
+struct Bm25 {
+    fixed: f32,
+    per_length: f32,
+}
+
+impl Bm25 {
+    #[inline]
+    fn saturation(&self, count: u16, length: u32) -> f32 {
+        let count = f32::from(count);
+        count * (K1 + 1.0) / (count + self.fixed + self.per_length * length as f32)
     }
 }
 

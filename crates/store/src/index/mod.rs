@@ -11,6 +11,7 @@ pub(crate) mod fields;
 pub(crate) mod filter;
 pub(crate) mod kernel;
 pub(crate) mod keyword;
+pub(crate) mod segment;
 pub(crate) mod vectors;
 
 use std::borrow::Cow;
@@ -19,7 +20,7 @@ use std::sync::Arc;
 use ragstone_core::{Filter, Metadata};
 use roaring::RoaringBitmap;
 
-use crate::terms::Terms;
+use crate::error::Result;
 use chunked::Chunked;
 use fields::Fields;
 use keyword::KeywordIndex;
@@ -29,7 +30,8 @@ use vectors::Vectors;
 #[derive(Debug, Clone)]
 pub(crate) struct Indexed {
     pub(crate) metadata: Metadata,
-    pub(crate) terms: Terms,
+    /// Encoded, as in the document's row.
+    pub(crate) terms: Vec<u8>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -117,43 +119,53 @@ impl Snapshot {
     }
 
     /// Adds a document whose row is newer than all others.
-    pub(crate) fn insert(&mut self, rowid: i64, vector: &[f32], indexed: &Indexed) {
+    pub(crate) fn insert(&mut self, rowid: i64, vector: &[f32], indexed: Indexed) {
         let slot = self.rowids.len() as u32;
         self.rowids.push(rowid);
         Arc::make_mut(&mut self.live).insert(slot);
         self.fields.insert(slot, &indexed.metadata);
-        self.keyword.push(slot, &indexed.terms);
+        self.keyword.push(slot, indexed.terms);
         self.vectors
             .get_or_insert_with(|| Vectors::new(vector.len()))
             .push(vector);
     }
 
-    pub(crate) fn replace(&mut self, slot: u32, vector: &[f32], old: &Indexed, new: &Indexed) {
+    pub(crate) fn replace(&mut self, slot: u32, vector: &[f32], old: &Indexed, new: Indexed) -> Result<()> {
         if old.metadata != new.metadata {
             self.fields.remove(slot, &old.metadata);
             self.fields.insert(slot, &new.metadata);
         }
         if old.terms != new.terms {
-            self.keyword.replace(slot, &old.terms, &new.terms);
+            self.keyword.replace(slot, &old.terms, new.terms)?;
         }
         if let Some(vectors) = &mut self.vectors {
             vectors.set(slot, vector);
         }
+        Ok(())
     }
 
-    pub(crate) fn remove(&mut self, slot: u32, old: &Indexed) {
+    pub(crate) fn remove(&mut self, slot: u32, old: &Indexed) -> Result<()> {
         Arc::make_mut(&mut self.live).remove(slot);
         self.fields.remove(slot, &old.metadata);
-        self.keyword.remove(slot, &old.terms);
+        self.keyword.remove(slot, &old.terms)
     }
 
-    pub(crate) fn wants_renumbering(&self) -> bool {
+    /// Finishes what a transaction changed, before it is published.
+    pub(crate) fn seal(&mut self) -> Result<()> {
+        self.keyword.seal()?;
+        if self.wants_renumbering() {
+            *self = self.renumbered();
+        }
+        Ok(())
+    }
+
+    fn wants_renumbering(&self) -> bool {
         let empty = self.rowids.len() - self.live.len() as usize;
         empty > EMPTY_SLOTS_KEPT && empty > self.live.len() as usize
     }
 
     /// The same state without empty slots.
-    pub(crate) fn renumbered(&self) -> Self {
+    fn renumbered(&self) -> Self {
         let mut new_slots = vec![0u32; self.rowids.len()];
         for (new, old) in self.live.iter().enumerate() {
             if let Some(place) = new_slots.get_mut(old as usize) {

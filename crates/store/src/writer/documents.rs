@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::index::Indexed;
 use crate::index::vectors::normalise;
 use crate::schema::vector_table;
-use crate::terms::Terms;
+use crate::terms::encode;
 
 /// Documents with all that can be worked out before they reach the writer.
 pub(crate) struct PreparedBatch {
@@ -25,7 +25,6 @@ struct PreparedDocument {
     id: DocumentId,
     text: String,
     metadata_json: String,
-    encoded_terms: Vec<u8>,
     norm: f32,
     /// Of length one.
     vector: Vec<f32>,
@@ -49,15 +48,12 @@ pub(crate) fn prepare(name: &CollectionName, batch: DocumentBatch) -> Result<Pre
         let norm = normalise(&mut vector);
         let document = stored.document;
         let metadata_json = serde_json::to_string(&document.metadata)?;
-        let terms = Terms::from(analyze_document(&document.text));
-        let encoded_terms = terms.encode();
-        bytes +=
-            document.text.len() + 4 * metadata_json.len() + 4 * encoded_terms.len() + 4 * dimensions + 256;
+        let terms = encode(&analyze_document(&document.text));
+        bytes += document.text.len() + 4 * metadata_json.len() + 2 * terms.len() + 4 * dimensions + 256;
         documents.push(PreparedDocument {
             id: document.id,
             text: document.text,
             metadata_json,
-            encoded_terms,
             norm,
             vector,
             indexed: Indexed {
@@ -116,13 +112,13 @@ impl Transaction<'_> {
         for document in batch.documents {
             let old = old_row
                 .query_row((row.id, document.id.as_str()), |row| {
-                    Ok((row.get(0)?, row.get::<_, String>(1)?, row.get::<_, Vec<u8>>(2)?))
+                    Ok((row.get(0)?, row.get::<_, String>(1)?, row.get(2)?))
                 })
                 .optional()?;
             let (norm, metadata, terms, text) = (
                 document.norm,
                 &document.metadata_json,
-                &document.encoded_terms,
+                &document.indexed.terms,
                 &document.text,
             );
             let rowid = match &old {
@@ -149,7 +145,7 @@ impl Transaction<'_> {
                 Some((rowid, metadata, terms)) => Change::Replace {
                     rowid,
                     vector: document.vector,
-                    old: indexed(&metadata, &terms)?,
+                    old: indexed(&metadata, terms)?,
                     new: document.indexed,
                 },
                 None => Change::Insert {
@@ -184,13 +180,12 @@ impl Transaction<'_> {
             .prepare_cached(&format!("DELETE FROM {} WHERE rowid = ?1", vector_table(row.id)))?;
         let mut changes = Vec::with_capacity(rowids.len());
         for rowid in rowids {
-            let (metadata, terms) = delete.query_row([rowid], |row| {
-                Ok((row.get::<_, String>(0)?, row.get::<_, Vec<u8>>(1)?))
-            })?;
+            let (metadata, terms) =
+                delete.query_row([rowid], |row| Ok((row.get::<_, String>(0)?, row.get(1)?)))?;
             delete_vector.execute([rowid])?;
             changes.push(Change::Remove {
                 rowid,
-                old: indexed(&metadata, &terms)?,
+                old: indexed(&metadata, terms)?,
             });
         }
         drop((delete, delete_vector));
@@ -247,10 +242,10 @@ impl Transaction<'_> {
     }
 }
 
-fn indexed(metadata: &str, terms: &[u8]) -> Result<Indexed> {
+fn indexed(metadata: &str, terms: Vec<u8>) -> Result<Indexed> {
     Ok(Indexed {
         metadata: serde_json::from_str(metadata)?,
-        terms: Terms::decode(terms)?,
+        terms,
     })
 }
 

@@ -222,10 +222,7 @@ impl WriterThread {
             },
         );
         let outcome = match outcome {
-            Ok(changes) => {
-                self.published.publish(changes);
-                Ok(())
-            }
+            Ok(changes) => Ok(self.published.publish(changes)),
             Err(error) => {
                 tracing::error!(%error, "a transaction was rolled back");
                 Err(error)

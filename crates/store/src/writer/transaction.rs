@@ -83,7 +83,11 @@ impl<'a> Transaction<'a> {
         match work(self) {
             Ok(outcome) => {
                 self.connection.prepare_cached("RELEASE step")?.execute([])?;
-                self.apply_pending();
+                if let Err(error) = self.apply_pending() {
+                    // File and memory no longer agree: nothing of this transaction may be published.
+                    self.lost = Some(Error::RolledBack(error.to_string()));
+                    return Err(error);
+                }
                 Ok(outcome)
             }
             Err(error) => {
@@ -130,13 +134,9 @@ impl<'a> Transaction<'a> {
         Ok(changes)
     }
 
-    /// Gives a changed collection its next version, and takes empty slots out where there are many.
-    fn seal(&self, collection: i64, snapshot: Snapshot) -> Result<Snapshot> {
-        let mut snapshot = if snapshot.wants_renumbering() {
-            snapshot.renumbered()
-        } else {
-            snapshot
-        };
+    /// Finishes a changed collection and gives it its next version.
+    fn seal(&self, collection: i64, mut snapshot: Snapshot) -> Result<Snapshot> {
+        snapshot.seal()?;
         snapshot.version = self
             .connection
             .prepare_cached("UPDATE collections SET version = version + 1 WHERE id = ?1 RETURNING version")?
@@ -181,7 +181,7 @@ impl<'a> Transaction<'a> {
             .ok_or_else(|| Error::Damaged(format!("collection {collection} is not in memory")))
     }
 
-    fn apply_pending(&mut self) {
+    fn apply_pending(&mut self) -> Result<()> {
         for (collection, change) in std::mem::take(&mut self.pending) {
             match change {
                 Change::Create => {
@@ -190,41 +190,36 @@ impl<'a> Transaction<'a> {
                 Change::Drop => {
                     self.next.insert(collection, None);
                 }
-                change => {
-                    if let Ok(snapshot) = self.snapshot(collection) {
-                        apply(snapshot, change);
-                    }
-                }
+                change => apply(self.snapshot(collection)?, change)?,
             }
         }
+        Ok(())
     }
 }
 
-fn apply(snapshot: &mut Snapshot, change: Change) {
+fn apply(snapshot: &mut Snapshot, change: Change) -> Result<()> {
+    let slot_of = |snapshot: &Snapshot, rowid| {
+        snapshot
+            .slot(rowid)
+            .ok_or_else(|| Error::Damaged(format!("row {rowid} is not in memory")))
+    };
     match change {
         Change::Insert {
             rowid,
             vector,
             indexed,
-        } => snapshot.insert(rowid, &vector, &indexed),
+        } => snapshot.insert(rowid, &vector, indexed),
         Change::Replace {
             rowid,
             vector,
             old,
             new,
-        } => {
-            if let Some(slot) = snapshot.slot(rowid) {
-                snapshot.replace(slot, &vector, &old, &new);
-            }
-        }
-        Change::Remove { rowid, old } => {
-            if let Some(slot) = snapshot.slot(rowid) {
-                snapshot.remove(slot, &old);
-            }
-        }
+        } => snapshot.replace(slot_of(snapshot, rowid)?, &vector, &old, new)?,
+        Change::Remove { rowid, old } => snapshot.remove(slot_of(snapshot, rowid)?, &old)?,
         Change::Empty => *snapshot = snapshot.emptied(),
         Change::Touch | Change::Create | Change::Drop => {}
     }
+    Ok(())
 }
 
 impl Drop for Transaction<'_> {

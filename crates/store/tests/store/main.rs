@@ -1,4 +1,6 @@
 //! The store through its public interface.
 
+#![allow(clippy::unwrap_used)]
+
 mod collections;
 mod common;
