@@ -1,6 +1,6 @@
 //! The store in process: insert rate, load time, memory, and the time and recall of searches.
 //!
-//! `cargo bench -p ragstone-store --bench search -- [--documents N] [--vectors FILE] [--keep DIR]`
+//! `cargo bench -p ragstone-store --bench search -- [--documents N] [--vectors FILE] [--keep DIR] [--open]`
 //!
 //! `FILE` holds little-endian floats, 384 per vector; without it vectors are random, in clusters.
 
@@ -21,6 +21,8 @@ struct Arguments {
     documents: usize,
     vectors: Option<String>,
     keep: Option<String>,
+    /// Measure nothing but opening what an earlier run kept.
+    open: bool,
 }
 
 fn arguments() -> Arguments {
@@ -35,6 +37,7 @@ fn arguments() -> Arguments {
         documents: after("--documents").map_or(20_000, |n| n.parse().unwrap()),
         vectors: after("--vectors"),
         keep: after("--keep"),
+        open: given.iter().any(|a| a == "--open"),
     }
 }
 
@@ -46,6 +49,10 @@ async fn main() {
         .keep
         .clone()
         .map_or(temporary.path().to_owned(), Into::into);
+    if arguments.open {
+        open(&directory);
+        return;
+    }
     let n = arguments.documents;
     let mut source = match &arguments.vectors {
         Some(path) => Source::file(path).unwrap(),
@@ -75,16 +82,7 @@ async fn main() {
     store.close().await.unwrap();
     drop(store);
 
-    let before = resident();
-    let (start, used) = (Instant::now(), processor_time());
-    let store = SqliteStore::open(&directory, StoreOptions::default()).unwrap();
-    println!(
-        "open {:?} (processor {:?}), resident +{} MB",
-        start.elapsed(),
-        processor_time() - used,
-        (resident() - before) >> 20
-    );
-
+    let store = open(&directory);
     let filters = [
         ("everything", json!({})),
         ("50 %", json!({"half": 0})),
@@ -98,6 +96,9 @@ async fn main() {
     words(&store, &collection, &queries).await;
     pages(&store, &collection).await;
     at_once(&store, &collection, &queries).await;
+    if arguments.keep.is_some() {
+        return;
+    }
     let (start, used) = (Instant::now(), processor_time());
     let count = store.empty(&collection).await.unwrap();
     println!(
@@ -112,6 +113,19 @@ async fn main() {
         start.elapsed(),
         store.health().await.unwrap().storage_bytes >> 20
     );
+}
+
+fn open(directory: &std::path::Path) -> SqliteStore {
+    let before = resident();
+    let (start, used) = (Instant::now(), processor_time());
+    let store = SqliteStore::open(directory, StoreOptions::default()).unwrap();
+    println!(
+        "open {:?} (processor {:?}), resident +{} MB",
+        start.elapsed(),
+        processor_time() - used,
+        (resident() - before) >> 20
+    );
+    store
 }
 
 async fn insert(store: &SqliteStore, collection: &CollectionName, vectors: &[Vec<f32>]) {

@@ -7,13 +7,15 @@
 //! * `load`: builds the snapshots when the store opens.
 //! * `search`: filter, rank, fuse, fetch.
 //!
-//! A document's text, metadata, words and vector change in one transaction. Deleted content is
-//! overwritten in the database file when its transaction commits; earlier copies of its pages can
-//! remain in the write-ahead log until that is emptied, which happens as soon as the store is idle
-//! for a moment, on [`SqliteStore::flush`] and on [`SqliteStore::close`].
+//! A document's text, metadata, words and vector change in one transaction. What is deleted is
+//! overwritten within its page at once; pages that became free, and earlier copies of pages in the
+//! write-ahead log, are given back when the writer tidies up: as soon as the store is idle for a
+//! moment, on [`SqliteStore::flush`] and on [`SqliteStore::close`]. From then on deleted text is in
+//! no file.
 
 mod error;
 mod index;
+mod inspect;
 mod load;
 mod published;
 mod readers;
@@ -26,4 +28,5 @@ mod vec_extension;
 mod writer;
 
 pub use error::Error;
+pub use inspect::{InspectedCollection, Inspection, inspect};
 pub use store::{SqliteStore, StoreOptions};

@@ -17,7 +17,7 @@ const LOCK_FILE: &str = "ragstone.lock";
 
 /// One entry per schema version, applied in order; `user_version` counts those applied. Entries
 /// that have been released are never edited.
-const MIGRATIONS: &[&str] = &["
+pub(crate) const MIGRATIONS: &[&str] = &["
 CREATE TABLE collections (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     name TEXT NOT NULL UNIQUE,
@@ -115,12 +115,15 @@ pub(crate) fn open_writer(path: &Path) -> Result<Connection> {
         path,
         OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX,
     )?;
-    // auto_vacuum only takes effect before the first table is made, hence first.
+    // auto_vacuum only takes effect before the first table is made, hence first. Fast secure_delete
+    // overwrites what is deleted within pages, but not whole pages that become free: those are gone
+    // when the writer tidies up. Overwriting them as well made emptying 50,000 documents three times
+    // as slow.
     connection.execute_batch(
         "PRAGMA auto_vacuum = INCREMENTAL;
          PRAGMA journal_mode = WAL;
          PRAGMA synchronous = FULL;
-         PRAGMA secure_delete = ON;
+         PRAGMA secure_delete = FAST;
          PRAGMA foreign_keys = OFF;
          PRAGMA wal_autocheckpoint = 8000;
          PRAGMA cache_size = -32000;

@@ -6,7 +6,7 @@
 //! `⟨q, s⟩ · |r|² / ⟨r, s⟩`, which is right on average over rotations. The spread of the error is
 //! known as well and says which vectors deserve to be looked at exactly.
 
-use super::kernel::{GROUP, LANES, sum_tables};
+use super::kernel::{GROUP, LANES, hadamard, sum_tables};
 
 /// A rotation of the space by sign flips and Hadamard transforms: quick, and without a matrix.
 #[derive(Debug)]
@@ -51,31 +51,16 @@ impl Rotation {
         if self.block < 2 || vector.len() != self.dimensions {
             return;
         }
-        let scale = 1.0 / (self.block as f32).sqrt();
         for flips in &self.flips {
             for (x, flip) in rotated.iter_mut().zip(flips) {
                 *x *= flip;
             }
-            hadamard(&mut rotated[..self.block], scale);
+            hadamard(&mut rotated[..self.block]);
             if self.block < self.dimensions {
-                hadamard(&mut rotated[self.dimensions - self.block..], scale);
+                hadamard(&mut rotated[self.dimensions - self.block..]);
             }
         }
     }
-}
-
-fn hadamard(x: &mut [f32], scale: f32) {
-    let mut half = 1;
-    while half < x.len() {
-        for pair in x.chunks_exact_mut(2 * half) {
-            let (left, right) = pair.split_at_mut(half);
-            for (a, b) in left.iter_mut().zip(right) {
-                (*a, *b) = (*a + *b, *a - *b);
-            }
-        }
-        half *= 2;
-    }
-    x.iter_mut().for_each(|v| *v *= scale);
 }
 
 /// Groups of four dimensions; an even number, as the scan takes two at a time.

@@ -1,4 +1,4 @@
-//! The two inner loops of dense search, with AVX2 where the processor has it.
+//! The inner loops of dense search, with AVX2 where the processor has it.
 //!
 //! Everything `unsafe` of the search is here: calls of functions compiled for instructions that
 //! were found at run time, and loads whose bounds are checked just before.
@@ -34,8 +34,48 @@ pub(crate) fn sum_tables(codes: &[u8], tables: &[u8], sums: &mut [u16; LANES]) {
     portable::sum_tables(codes, tables, sums);
 }
 
+/// The Hadamard transform, scaled so that lengths stay as they are. The number of elements is a
+/// power of two.
+#[inline]
+pub(crate) fn hadamard(x: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: the feature the function is compiled for was just found.
+        unsafe { avx2::hadamard(x) };
+        return;
+    }
+    portable::hadamard(x);
+}
+
 mod portable {
     use super::{GROUP, LANES};
+
+    #[inline(always)]
+    pub(super) fn hadamard(x: &mut [f32]) {
+        let scale = 1.0 / (x.len() as f32).sqrt();
+        let (eights, rest) = x.as_chunks_mut::<8>();
+        // Steps of one, two and four stay within eight neighbours.
+        for v in eights {
+            let [a, b, c, d, e, f, g, h] = *v;
+            let [a, b, c, d, e, f, g, h] = [a + b, a - b, c + d, c - d, e + f, e - f, g + h, g - h];
+            let [a, b, c, d, e, f, g, h] = [a + c, b + d, a - c, b - d, e + g, f + h, e - g, f - h];
+            *v = [a + e, b + f, c + g, d + h, a - e, b - f, c - g, d - h].map(|x| x * scale);
+        }
+        let mut half = 8;
+        if !rest.is_empty() {
+            rest.iter_mut().for_each(|x| *x *= scale);
+            half = 1;
+        }
+        while half < x.len() {
+            for pair in x.chunks_exact_mut(2 * half) {
+                let (left, right) = pair.split_at_mut(half);
+                for (a, b) in left.iter_mut().zip(right) {
+                    (*a, *b) = (*a + *b, *a - *b);
+                }
+            }
+            half *= 2;
+        }
+    }
 
     pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
         let mut sums = [0.0f32; 8];
@@ -68,6 +108,11 @@ mod avx2 {
     use std::arch::x86_64::*;
 
     use super::{GROUP, LANES};
+
+    #[target_feature(enable = "avx2")]
+    pub(super) fn hadamard(x: &mut [f32]) {
+        super::portable::hadamard(x);
+    }
 
     #[target_feature(enable = "avx2,fma")]
     pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
@@ -161,6 +206,22 @@ mod tests {
             assert_eq!(sums, expected);
             portable::sum_tables(&codes, &tables, &mut sums);
             assert_eq!(sums, expected);
+        }
+    }
+
+    #[test]
+    fn the_transform_keeps_lengths_and_undoes_itself() {
+        for n in [1, 2, 4, 8, 16, 256] {
+            let before: Vec<f32> = noise(3, n).iter().map(|b| f32::from(*b) / 128.0 - 1.0).collect();
+            let mut x = before.clone();
+            hadamard(&mut x);
+            assert!((dot(&x, &x) - dot(&before, &before)).abs() < 1e-3);
+            let sum: f32 = before.iter().sum();
+            assert!((x[0] - sum / (n as f32).sqrt()).abs() < 1e-3);
+            hadamard(&mut x);
+            for (a, b) in x.iter().zip(&before) {
+                assert!((a - b).abs() < 1e-4);
+            }
         }
     }
 

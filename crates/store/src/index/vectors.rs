@@ -7,24 +7,66 @@ use std::sync::Arc;
 
 use super::codes::{Codes, Rotation};
 
-/// Vectors per chunk: a write copies one chunk, a scan pays once per chunk.
+/// Vectors that share a centre and whose codes are made together.
 pub(crate) const CHUNK: usize = 256;
+/// Vectors that are copied together when one of them changes.
+const BLOCK: usize = 32;
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct VectorChunk {
-    vectors: Vec<f32>,
-    codes: Option<Codes>,
+    blocks: Vec<Arc<Vec<f32>>>,
+    codes: Option<Arc<Codes>>,
 }
 
 impl VectorChunk {
+    fn from_vectors(vectors: &[f32], dimensions: usize, rotation: &Rotation) -> Self {
+        let codes = (vectors.len() == CHUNK * dimensions).then(|| Arc::new(Codes::encode(vectors, rotation)));
+        let blocks = vectors.chunks(BLOCK * dimensions.max(1));
+        Self {
+            blocks: blocks.map(|block| Arc::new(block.to_vec())).collect(),
+            codes,
+        }
+    }
+
     pub(crate) fn codes(&self) -> Option<&Codes> {
-        self.codes.as_ref()
+        self.codes.as_deref()
     }
 
     pub(crate) fn vector(&self, at: usize, dimensions: usize) -> &[f32] {
-        self.vectors
-            .get(at * dimensions..(at + 1) * dimensions)
+        let start = at % BLOCK * dimensions;
+        self.blocks
+            .get(at / BLOCK)
+            .and_then(|block| block.get(start..start + dimensions))
             .unwrap_or(&[])
+    }
+
+    fn push(&mut self, vector: &[f32]) {
+        let full = BLOCK * vector.len();
+        match self.blocks.last_mut().filter(|block| block.len() < full) {
+            Some(block) => Arc::make_mut(block).extend_from_slice(vector),
+            None => self.blocks.push(Arc::new(vector.to_vec())),
+        }
+    }
+
+    fn encode(&mut self, rotation: &Rotation) {
+        let all: Vec<f32> = self
+            .blocks
+            .iter()
+            .flat_map(|block| block.iter().copied())
+            .collect();
+        self.codes = Some(Arc::new(Codes::encode(&all, rotation)));
+    }
+
+    fn set(&mut self, at: usize, vector: &[f32], rotation: &Rotation) {
+        let start = at % BLOCK * vector.len();
+        if let Some(block) = self.blocks.get_mut(at / BLOCK)
+            && let Some(place) = Arc::make_mut(block).get_mut(start..start + vector.len())
+        {
+            place.copy_from_slice(vector);
+        }
+        if let Some(codes) = &mut self.codes {
+            Arc::make_mut(codes).set(at, vector, rotation);
+        }
     }
 }
 
@@ -50,12 +92,8 @@ impl Vectors {
     pub(crate) fn from_chunks(dimensions: usize, parts: Vec<Vec<f32>>, threads: usize) -> Self {
         let mut all = Self::new(dimensions);
         let rotation = all.rotation.clone();
-        let full = CHUNK * dimensions;
         all.len = parts.iter().map(|part| part.len() / dimensions.max(1)).sum();
-        let encode = |vectors: Vec<f32>| {
-            let codes = (vectors.len() == full).then(|| Codes::encode(&vectors, &rotation));
-            Arc::new(VectorChunk { vectors, codes })
-        };
+        let encode = |vectors: Vec<f32>| Arc::new(VectorChunk::from_vectors(&vectors, dimensions, &rotation));
         let share = parts.len().div_ceil(threads.max(1)).max(1);
         let mut shares: Vec<Vec<Vec<f32>>> = Vec::new();
         let mut parts = parts.into_iter().peekable();
@@ -100,33 +138,21 @@ impl Vectors {
 
     pub(crate) fn push(&mut self, vector: &[f32]) {
         if self.len.is_multiple_of(CHUNK) {
-            self.chunks.push(Arc::new(VectorChunk {
-                vectors: Vec::new(),
-                codes: None,
-            }));
+            self.chunks.push(Arc::new(VectorChunk::default()));
         }
         self.len += 1;
         if let Some(last) = self.chunks.last_mut() {
             let chunk = Arc::make_mut(last);
-            chunk.vectors.extend_from_slice(vector);
+            chunk.push(vector);
             if self.len.is_multiple_of(CHUNK) {
-                chunk.codes = Some(Codes::encode(&chunk.vectors, &self.rotation));
+                chunk.encode(&self.rotation);
             }
         }
     }
 
     pub(crate) fn set(&mut self, slot: u32, vector: &[f32]) {
-        let at = slot as usize % CHUNK;
-        let range = at * self.dimensions..(at + 1) * self.dimensions;
-        let Some(chunk) = self.chunks.get_mut(slot as usize / CHUNK) else {
-            return;
-        };
-        let chunk = Arc::make_mut(chunk);
-        if let Some(place) = chunk.vectors.get_mut(range) {
-            place.copy_from_slice(vector);
-        }
-        if let Some(codes) = &mut chunk.codes {
-            codes.set(at, vector, &self.rotation);
+        if let Some(chunk) = self.chunks.get_mut(slot as usize / CHUNK) {
+            Arc::make_mut(chunk).set(slot as usize % CHUNK, vector, &self.rotation);
         }
     }
 }
