@@ -1,0 +1,128 @@
+//! Chat with context: what is retrieved for the user's message goes into the system prompt.
+
+mod render;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use ragstone_core::chat::{ChatError, ChatModel, ChatRequest, ChatStream};
+use serde_json::Value;
+
+pub use render::HEADING;
+
+use crate::memory::{Found, Rag, Retrieval};
+
+/// What retrieval reads of a long message; embedding models read no more than this.
+const MAX_QUERY_CHARS: usize = 8_000;
+
+#[derive(Debug, Clone)]
+pub struct ContextOptions {
+    /// How many tokens the section may add to the prompt.
+    pub token_budget: usize,
+    /// Retrieval that takes longer is given up, and the chat goes on without it.
+    pub deadline: Duration,
+}
+
+impl Default for ContextOptions {
+    fn default() -> Self {
+        Self {
+            token_budget: 2_000,
+            deadline: Duration::from_secs(2),
+        }
+    }
+}
+
+/// A chat model whose every call carries what memory knows about the question.
+///
+/// Retrieval never fails a call and never delays it beyond its deadline: without a result, the
+/// request goes on as it came.
+pub struct ContextAwareModelAdapter {
+    model: Arc<dyn ChatModel>,
+    rag: Arc<Rag>,
+    options: ContextOptions,
+}
+
+/// A request on its way to the model, and what was put into it.
+#[derive(Debug)]
+pub struct Prepared {
+    pub request: ChatRequest,
+    /// In the order of the prompt; empty where nothing was added.
+    pub sources: Vec<Source>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source {
+    pub collection: String,
+    pub id: String,
+}
+
+impl ContextAwareModelAdapter {
+    pub fn new(model: Arc<dyn ChatModel>, rag: Arc<Rag>, options: ContextOptions) -> Self {
+        Self { model, rag, options }
+    }
+
+    /// Adds the context. With a session, what belongs to other sessions is left out.
+    pub async fn prepare(&self, mut request: ChatRequest, session_key: Option<&str>) -> Prepared {
+        let found = self.retrieve(&request, session_key).await;
+        let count = |text: &str| render::count_tokens(self.rag.embedder(), text);
+        let Some(section) = render::section(&found, self.options.token_budget, count) else {
+            return Prepared {
+                request,
+                sources: Vec::new(),
+            };
+        };
+        request.append_to_system(&section.text);
+        Prepared {
+            request,
+            sources: section.sources,
+        }
+    }
+
+    async fn retrieve(&self, request: &ChatRequest, session_key: Option<&str>) -> Vec<Found> {
+        let Some(text) = request.last_user_text() else {
+            return Vec::new();
+        };
+        let retrieval = Retrieval {
+            query: text.chars().take(MAX_QUERY_CHARS).collect(),
+            session_key: session_key.map(str::to_owned),
+            ..Retrieval::default()
+        };
+        let started = std::time::Instant::now();
+        let outcome = tokio::time::timeout(self.options.deadline, self.rag.retrieve(&retrieval)).await;
+        metrics::histogram!("ragstone_context_seconds").record(started.elapsed().as_secs_f64());
+        match outcome {
+            Ok(Ok(retrieved)) => retrieved.found,
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "no context for this chat: retrieval failed");
+                Vec::new()
+            }
+            Err(_) => {
+                let ms = self.options.deadline.as_millis();
+                tracing::warn!(ms, "no context for this chat: retrieval took too long");
+                Vec::new()
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl ChatModel for ContextAwareModelAdapter {
+    fn provider(&self) -> &str {
+        self.model.provider()
+    }
+
+    fn model(&self) -> &str {
+        self.model.model()
+    }
+
+    async fn complete(&self, request: ChatRequest) -> Result<Value, ChatError> {
+        let prepared = self.prepare(request, None).await;
+        self.model.complete(prepared.request).await
+    }
+
+    async fn stream(&self, request: ChatRequest) -> Result<ChatStream, ChatError> {
+        let prepared = self.prepare(request, None).await;
+        self.model.stream(prepared.request).await
+    }
+}

@@ -1,0 +1,358 @@
+//! The background worker that embeds what is due.
+//!
+//! A round claims due entries from the database, embeds them in calls of at most
+//! [`BufferOptions::batch`] texts, stores the vectors and marks the entries done, with the version
+//! it was given: an entry that was saved again meanwhile stays due. Two rounds overlap, so that the
+//! provider is busy while the database is.
+//!
+//! A round begins when a batch is full or when the first entry of one has waited long enough.
+//! Saves tell the worker how many there are; that is only a hint, and a look into the database now
+//! and then finds what no hint told of: work left by an earlier process, by another one that died,
+//! and entries whose pause is over.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use ragstone_core::model::Embedder;
+use ragstone_core::records::Records;
+use ragstone_core::store::{Store, StoreError};
+use tokio::sync::{Mutex, Notify, watch};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::Instant;
+
+use super::batch::{self, Claimed};
+use super::entry::Kind;
+use super::{now, reconcile};
+
+/// Rounds at once.
+const ROUNDS: usize = 2;
+/// How long the worker leaves the database alone after it failed.
+const AFTER_STORE_FAILURE: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Clone)]
+pub struct BufferOptions {
+    /// The most texts in one call of the embedder.
+    pub batch: usize,
+    /// How many calls a round makes at once.
+    pub parallel: usize,
+    /// The longest that an entry waits for others to share its call.
+    pub max_wait: Duration,
+    /// How often the database is looked into without a hint.
+    pub poll: Duration,
+    /// After this long, an entry that was claimed and not finished can be claimed again.
+    pub lease: Duration,
+    /// An entry that could not be embedded so often is given up for now.
+    pub max_attempts: u32,
+    /// The pause after the first failure; it doubles from one to the next.
+    pub first_pause: Duration,
+    pub max_pause: Duration,
+    /// An entry that was given up is tried again after this long, one that the model refused after
+    /// twenty-four times as long.
+    pub try_failed_again: Duration,
+}
+
+impl Default for BufferOptions {
+    fn default() -> Self {
+        Self {
+            batch: 256,
+            parallel: 4,
+            max_wait: Duration::from_millis(100),
+            poll: Duration::from_secs(2),
+            lease: Duration::from_secs(30),
+            max_attempts: 6,
+            first_pause: Duration::from_millis(500),
+            max_pause: Duration::from_secs(30),
+            try_failed_again: Duration::from_secs(3600),
+        }
+    }
+}
+
+impl BufferOptions {
+    /// For a model that shares the processor with everything else: calls that leave room for others.
+    pub fn in_process() -> Self {
+        Self {
+            batch: 64,
+            parallel: 1,
+            ..Self::default()
+        }
+    }
+}
+
+/// The running worker. Clones are handles of the same one.
+#[derive(Clone)]
+pub struct Buffer {
+    hints: Arc<Hints>,
+    stop: Arc<watch::Sender<bool>>,
+    task: Arc<Mutex<Option<JoinHandle<()>>>>,
+}
+
+impl Buffer {
+    /// Starts the worker. It first makes sure that every entry has, or gets, a vector of this model.
+    pub fn start(
+        records: Arc<dyn Records>,
+        store: Arc<dyn Store>,
+        embedder: Arc<dyn Embedder>,
+        options: BufferOptions,
+    ) -> Self {
+        let hints = Arc::new(Hints::default());
+        let (stop, stopped) = watch::channel(false);
+        let worker = Worker {
+            records,
+            store,
+            embedder,
+            options,
+            hints: Arc::clone(&hints),
+            pause: Pause::default(),
+        };
+        let task = tokio::spawn(run(Arc::new(worker), stopped));
+        Self {
+            hints,
+            stop: Arc::new(stop),
+            task: Arc::new(Mutex::new(Some(task))),
+        }
+    }
+
+    /// Tells the worker that an entry of this kind is due. The entry is in the database already.
+    pub fn enqueued(&self, kind: Kind) {
+        self.hints.add(kind);
+    }
+
+    /// Embeds what is due now, then ends; what is not done by the deadline waits for the next start.
+    pub async fn stop(&self, deadline: Duration) {
+        let Some(mut task) = self.task.lock().await.take() else {
+            return;
+        };
+        self.stop.send_replace(true);
+        if tokio::time::timeout(deadline, &mut task).await.is_err() {
+            task.abort();
+            tracing::warn!(
+                "the embedding buffer was not empty in time; the rest is embedded after the next start"
+            );
+        }
+    }
+}
+
+/// How many entries of each kind may have become due since they were last looked for.
+#[derive(Default)]
+struct Hints {
+    counts: [AtomicUsize; Kind::ALL.len()],
+    added: Notify,
+}
+
+impl Hints {
+    fn add(&self, kind: Kind) {
+        if let Some(count) = self.counts.get(kind.index()) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+        self.added.notify_one();
+    }
+
+    fn total(&self) -> usize {
+        self.counts
+            .iter()
+            .map(|count| count.load(Ordering::Relaxed))
+            .sum()
+    }
+
+    /// The kinds with hints, which are thereby taken.
+    fn take(&self) -> Vec<Kind> {
+        Kind::ALL
+            .into_iter()
+            .zip(&self.counts)
+            .filter_map(|(kind, count)| (count.swap(0, Ordering::Relaxed) > 0).then_some(kind))
+            .collect()
+    }
+
+    /// Waits until a batch is full, or until the first of its entries has waited for `max_wait`.
+    async fn ready(&self, batch: usize, max_wait: Duration) {
+        while self.total() == 0 {
+            self.added.notified().await;
+        }
+        let full = async {
+            while self.total() < batch {
+                self.added.notified().await;
+            }
+        };
+        let _ = tokio::time::timeout(max_wait, full).await;
+    }
+}
+
+/// While the provider fails, the worker claims nothing, so that an outage costs few entries an attempt.
+#[derive(Default)]
+pub(super) struct Pause(std::sync::Mutex<PauseState>);
+
+#[derive(Default)]
+struct PauseState {
+    failures: u32,
+    until: Option<Instant>,
+}
+
+impl Pause {
+    fn until(&self) -> Option<Instant> {
+        let state = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        state.until.filter(|until| *until > Instant::now())
+    }
+
+    pub(super) fn succeeded(&self) {
+        *self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = PauseState::default();
+    }
+
+    pub(super) fn failed(&self, options: &BufferOptions, at_least: Duration) {
+        let mut state = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        state.failures = state.failures.saturating_add(1);
+        let pause = batch::backoff(options, state.failures).max(at_least);
+        state.until = state.until.max(Some(Instant::now() + pause));
+    }
+}
+
+pub(super) struct Worker {
+    pub(super) records: Arc<dyn Records>,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) embedder: Arc<dyn Embedder>,
+    pub(super) options: BufferOptions,
+    pub(super) pause: Pause,
+    hints: Arc<Hints>,
+}
+
+/// What the worker woke up for.
+struct Wanted {
+    kinds: Vec<Kind>,
+    sweep: Sweep,
+}
+
+#[derive(PartialEq, Eq)]
+enum Sweep {
+    /// Only what hints told of.
+    No,
+    /// Also what only the database knows of.
+    Yes,
+}
+
+async fn run(worker: Arc<Worker>, mut stop: watch::Receiver<bool>) {
+    if !prepare(&worker, &mut stop).await {
+        return;
+    }
+    let mut rounds = JoinSet::new();
+    // Kinds of which the last claim left some behind. At first: whatever an earlier process left.
+    let mut more = Kind::ALL.to_vec();
+    let mut first = true;
+    loop {
+        while rounds.len() >= ROUNDS {
+            rounds.join_next().await;
+        }
+        let stopping = *stop.borrow();
+        if stopping && worker.pause.until().is_some() {
+            break;
+        }
+        let wanted = if stopping || first {
+            first = false;
+            Wanted {
+                kinds: Kind::ALL.to_vec(),
+                sweep: Sweep::Yes,
+            }
+        } else {
+            tokio::select! {
+                wanted = worker.wait(std::mem::take(&mut more)) => wanted,
+                _ = stop.changed() => continue,
+            }
+        };
+        match worker.look(&wanted).await {
+            Ok(found) if found.claimed.is_empty() => {
+                more.clear();
+                if stopping {
+                    break;
+                }
+            }
+            Ok(found) => {
+                more = found.more;
+                rounds.spawn(batch::round(Arc::clone(&worker), found.claimed, found.lease_ends));
+            }
+            Err(error) => {
+                tracing::error!(%error, "the embedding buffer cannot read what is due");
+                if stopping {
+                    break;
+                }
+                tokio::time::sleep(AFTER_STORE_FAILURE).await;
+            }
+        }
+    }
+    while rounds.join_next().await.is_some() {}
+}
+
+/// `false` when the worker was stopped before it could begin.
+async fn prepare(worker: &Worker, stop: &mut watch::Receiver<bool>) -> bool {
+    loop {
+        let prepared = tokio::select! {
+            prepared = reconcile::with_model(worker) => prepared,
+            _ = stop.changed() => return false,
+        };
+        let Err(error) = prepared else {
+            return true;
+        };
+        tracing::error!(%error, "agent memory cannot be prepared for embedding; trying again");
+        tokio::select! {
+            () = tokio::time::sleep(AFTER_STORE_FAILURE) => {}
+            _ = stop.changed() => return false,
+        }
+    }
+}
+
+struct Due {
+    claimed: Vec<Claimed>,
+    more: Vec<Kind>,
+    lease_ends: Instant,
+}
+
+impl Worker {
+    async fn wait(&self, more: Vec<Kind>) -> Wanted {
+        if let Some(until) = self.pause.until() {
+            tokio::time::sleep_until(until).await;
+        }
+        if !more.is_empty() {
+            return Wanted {
+                kinds: more,
+                sweep: Sweep::No,
+            };
+        }
+        let BufferOptions { batch, max_wait, .. } = self.options;
+        match tokio::time::timeout(self.options.poll, self.hints.ready(batch, max_wait)).await {
+            Ok(()) => Wanted {
+                kinds: self.hints.take(),
+                sweep: Sweep::No,
+            },
+            Err(_) => Wanted {
+                kinds: Kind::ALL.to_vec(),
+                sweep: Sweep::Yes,
+            },
+        }
+    }
+
+    /// Claims a round's worth of the kinds that are wanted.
+    async fn look(&self, wanted: &Wanted) -> Result<Due, StoreError> {
+        if wanted.sweep == Sweep::Yes {
+            reconcile::sweep(self).await?;
+        }
+        let lease_ends = Instant::now() + self.options.lease;
+        let now = now();
+        let lease = now + i64::try_from(self.options.lease.as_millis()).unwrap_or(i64::MAX / 2);
+        let limit = (self.options.batch * self.options.parallel / wanted.kinds.len().max(1)).max(1);
+        let claims = wanted
+            .kinds
+            .iter()
+            .map(|kind| self.records.claim(kind.records(), limit, now, lease));
+        let mut due = Due {
+            claimed: Vec::new(),
+            more: Vec::new(),
+            lease_ends,
+        };
+        for (kind, records) in wanted.kinds.iter().zip(futures::future::join_all(claims).await) {
+            let records = records?;
+            if records.len() == limit {
+                due.more.push(*kind);
+            }
+            due.claimed.extend(records.into_iter().filter_map(Claimed::read));
+        }
+        Ok(due)
+    }
+}

@@ -1,0 +1,182 @@
+//! Bringing vectors and entries together: after a change of model, after a time without embedding,
+//! and after a process that died at an unlucky moment.
+
+use ragstone_core::collection::EMBEDDING_MODEL;
+use ragstone_core::document::Metadata;
+use ragstone_core::model::ModelIdentity;
+use ragstone_core::records::{Applied, Expect, RecordChange, RecordRange, Records};
+use ragstone_core::store::{Store, StoreError};
+use serde::{Deserialize, Serialize};
+
+use super::buffer::Worker;
+use super::entry::Kind;
+use super::now;
+use super::removal::{self, REMOVED};
+use super::stored::{FAILED, Stored, forget_note, parse_note_key};
+
+/// For every kind: which model its vectors are of, and whether every entry has one or is due.
+const STATE: &str = "memory.state";
+/// How many records are looked at in one step.
+const STEP: usize = 1000;
+/// How long whoever sweeps has for what it took.
+const SWEEP_LEASE_MS: i64 = 30_000;
+
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct State {
+    /// The version of the model that made the vectors.
+    model: String,
+    /// Every entry has a vector or is due, because embedding was never off since.
+    complete: bool,
+}
+
+/// Makes the vector collections fit the model, and every entry due that has no vector of it.
+pub(super) async fn with_model(worker: &Worker) -> Result<(), StoreError> {
+    let identity = &worker.embedder.info().identity;
+    for kind in Kind::ALL {
+        let state = read_state(worker.records.as_ref(), kind).await?;
+        if state.model != identity.version {
+            start_over(worker.store.as_ref(), kind, identity).await?;
+        }
+        if state.model == identity.version && state.complete {
+            continue;
+        }
+        let mut state = State {
+            model: identity.version.clone(),
+            complete: false,
+        };
+        write_state(worker.records.as_ref(), kind, &state).await?;
+        let due = make_due(worker, kind, &identity.version).await?;
+        if due > 0 {
+            tracing::info!(kind = kind.collection(), entries = due, model = %identity.version, "entries without a vector of this model will be embedded");
+        }
+        state.complete = true;
+        write_state(worker.records.as_ref(), kind, &state).await?;
+    }
+    Ok(())
+}
+
+/// Notes that entries may be saved without becoming due, and finishes deletions.
+pub(super) async fn without_model(records: &dyn Records, store: &dyn Store) -> Result<(), StoreError> {
+    for kind in Kind::ALL {
+        let state = read_state(records, kind).await?;
+        if state.complete {
+            let state = State {
+                complete: false,
+                ..state
+            };
+            write_state(records, kind, &state).await?;
+        }
+    }
+    let now = now();
+    let notes = records.claim(REMOVED, STEP, now, now + SWEEP_LEASE_MS).await?;
+    removal::finish_all(records, store, &notes).await
+}
+
+/// Finishes deletions that were begun, and takes up again what was given up long enough ago.
+pub(super) async fn sweep(worker: &Worker) -> Result<(), StoreError> {
+    let records = worker.records.as_ref();
+    let now = now();
+    let removed = records.claim(REMOVED, STEP, now, now + SWEEP_LEASE_MS).await?;
+    removal::finish_all(records, worker.store.as_ref(), &removed).await?;
+    for note in records.claim(FAILED, STEP, now, now + SWEEP_LEASE_MS).await? {
+        let mut changes = Vec::new();
+        if let Some((kind, id)) = parse_note_key(&note.key) {
+            for record in records.get(kind.records(), &[id.to_owned()]).await? {
+                let stored = Stored::read(&record)?;
+                if record.due.is_none() && stored.embedded_by.is_none() {
+                    changes.push(
+                        stored
+                            .again()
+                            .put(id, Some(now), Expect::Version(record.version))?,
+                    );
+                }
+            }
+        }
+        changes.push(RecordChange::Delete {
+            kind: FAILED.to_owned(),
+            key: note.key,
+            expect: Expect::Version(note.version),
+        });
+        records.apply(changes).await?;
+    }
+    let mut queued = 0;
+    for kind in Kind::ALL {
+        queued += records.counts(kind.records()).await?.due;
+    }
+    metrics::gauge!("ragstone_memory_queued").set(queued as f64);
+    metrics::gauge!("ragstone_memory_failed").set(records.counts(FAILED).await?.total as f64);
+    Ok(())
+}
+
+/// Vectors of different models cannot be compared, so those of another are thrown away.
+async fn start_over(store: &dyn Store, kind: Kind, identity: &ModelIdentity) -> Result<(), StoreError> {
+    let name = kind.vectors();
+    match store.delete_collection(&name).await {
+        Ok(()) | Err(StoreError::CollectionNotFound(_)) => {}
+        Err(error) => return Err(error),
+    }
+    let metadata = Metadata::from_iter([
+        (EMBEDDING_MODEL.to_owned(), identity.id.clone().into()),
+        (
+            "embedding_model_version".to_owned(),
+            identity.version.clone().into(),
+        ),
+    ]);
+    match store.create_collection(&name, metadata).await {
+        Ok(_) | Err(StoreError::CollectionExists(_)) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Marks every entry due that has no vector of this model and does not wait for one yet.
+async fn make_due(worker: &Worker, kind: Kind, version: &str) -> Result<usize, StoreError> {
+    let records = worker.records.as_ref();
+    let (mut after, mut count) = (None, 0);
+    loop {
+        let range = RecordRange {
+            group: None,
+            after: after.take(),
+            limit: STEP,
+        };
+        let page = records.list(kind.records(), range).await?;
+        let mut changes = Vec::new();
+        for record in &page {
+            let stored = Stored::read(record)?;
+            if record.due.is_none() && stored.embedded_by.as_deref() != Some(version) {
+                let again = stored.again();
+                changes.push(again.put(&record.key, Some(now()), Expect::Version(record.version))?);
+                changes.push(forget_note(FAILED, kind, &record.key));
+            }
+        }
+        if !changes.is_empty() {
+            let applied = records.apply(changes).await?;
+            let puts = applied.iter().step_by(2);
+            count += puts.filter(|applied| **applied != Applied::Skipped).count();
+        }
+        match page.last() {
+            Some(last) if page.len() == STEP => after = Some(last.key.clone()),
+            _ => return Ok(count),
+        }
+    }
+}
+
+async fn read_state(records: &dyn Records, kind: Kind) -> Result<State, StoreError> {
+    let found = records.get(STATE, &[kind.collection().to_owned()]).await?;
+    let Some(record) = found.first() else {
+        return Ok(State::default());
+    };
+    serde_json::from_slice(&record.value).map_err(|error| StoreError::Failed(Box::new(error)))
+}
+
+async fn write_state(records: &dyn Records, kind: Kind, state: &State) -> Result<(), StoreError> {
+    let change = RecordChange::Put {
+        kind: STATE.to_owned(),
+        key: kind.collection().to_owned(),
+        group: String::new(),
+        value: serde_json::to_vec(state).map_err(|error| StoreError::Failed(Box::new(error)))?,
+        due: None,
+        expect: Expect::Anything,
+    };
+    records.apply(vec![change]).await?;
+    Ok(())
+}

@@ -1,0 +1,152 @@
+//! The source stores: saving, reading, listing and deleting entries.
+
+use std::sync::Arc;
+
+use ragstone_core::document::DocumentId;
+use ragstone_core::records::{Expect, RecordRange, Records};
+use ragstone_core::store::{Store, StoreError};
+use uuid::Uuid;
+
+use super::entry::{Entry, Kind};
+use super::removal::{self, REMOVED};
+use super::stored::{FAILED, Stored, StoredEntry, forget_note};
+use super::{Buffer, now, reconcile};
+use crate::error::ServiceError;
+
+/// What an agent has saved. Works the same with and without embedding; only with it are saves due.
+#[derive(Clone)]
+pub struct Memory {
+    records: Arc<dyn Records>,
+    store: Arc<dyn Store>,
+    embedding: Option<Buffer>,
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct PageRequest {
+    pub session_key: Option<String>,
+    /// Only entries after this id.
+    pub after: Option<String>,
+    pub limit: usize,
+}
+
+#[derive(Debug)]
+pub struct EntryPage {
+    /// In the order of their ids, which for generated ids is the order of saving.
+    pub entries: Vec<StoredEntry>,
+    /// What to ask for `after`, where there may be more.
+    pub next: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryStatus {
+    pub enabled: bool,
+    /// Entries that wait to be embedded, now or after a pause.
+    pub queued: u64,
+    /// Entries that have a vector.
+    pub embedded: u64,
+    /// Entries that were given up for now, each with its error.
+    pub failed: u64,
+    /// Always 0, because the queue is the database; here for those who watch buffers that drop.
+    pub dropped: u64,
+}
+
+impl Memory {
+    /// Whatever is saved is embedded by this buffer.
+    pub fn with_embedding(records: Arc<dyn Records>, store: Arc<dyn Store>, buffer: Buffer) -> Self {
+        Self {
+            records,
+            store,
+            embedding: Some(buffer),
+        }
+    }
+
+    /// Nothing is embedded and nothing is due; everything else works. What is saved meanwhile is
+    /// embedded when embedding is on again.
+    pub async fn without_embedding(
+        records: Arc<dyn Records>,
+        store: Arc<dyn Store>,
+    ) -> Result<Self, ServiceError> {
+        reconcile::without_model(records.as_ref(), store.as_ref()).await?;
+        Ok(Self {
+            records,
+            store,
+            embedding: None,
+        })
+    }
+
+    /// Saves an entry, in the place of the one with the same id. Durable when it returns.
+    pub async fn save(&self, id: Option<DocumentId>, entry: Entry) -> Result<DocumentId, ServiceError> {
+        entry.check()?;
+        let kind = entry.kind();
+        let is_new = id.is_none();
+        // Ids of version 7 ascend with time, so that listing by id is listing by time.
+        let id = id.map_or_else(|| DocumentId::parse(Uuid::now_v7().to_string()), Ok)?;
+        let saved_at = now();
+        let due = self.embedding.is_some().then_some(saved_at);
+        let mut changes = vec![Stored::new(entry, saved_at).put(id.as_str(), due, Expect::Anything)?];
+        if !is_new {
+            changes.extend([FAILED, REMOVED].map(|notes| forget_note(notes, kind, id.as_str())));
+        }
+        self.records.apply(changes).await?;
+        metrics::counter!("ragstone_memory_saves_total", "kind" => kind.collection()).increment(1);
+        if let Some(buffer) = &self.embedding {
+            buffer.enqueued(kind);
+        }
+        Ok(id)
+    }
+
+    pub async fn entry(&self, kind: Kind, id: &str) -> Result<Option<StoredEntry>, ServiceError> {
+        let found = self.records.get(kind.records(), &[id.to_owned()]).await?;
+        Ok(found.first().map(StoredEntry::read).transpose()?)
+    }
+
+    pub async fn entries(&self, kind: Kind, request: PageRequest) -> Result<EntryPage, ServiceError> {
+        let range = RecordRange {
+            group: request.session_key,
+            after: request.after,
+            limit: request.limit,
+        };
+        let records = self.records.list(kind.records(), range).await?;
+        let next = records
+            .last()
+            .filter(|_| records.len() == request.limit)
+            .map(|record| record.key.clone());
+        Ok(EntryPage {
+            entries: records.iter().map(StoredEntry::read).collect::<Result<_, _>>()?,
+            next,
+        })
+    }
+
+    /// Deletes an entry and its vector; `false` if there is none.
+    pub async fn delete(&self, kind: Kind, id: &str) -> Result<bool, ServiceError> {
+        Ok(removal::delete(self.records.as_ref(), self.store.as_ref(), kind, id).await?)
+    }
+
+    pub async fn status(&self) -> Result<MemoryStatus, ServiceError> {
+        let (mut queued, mut embedded) = (0, 0);
+        for kind in Kind::ALL {
+            queued += self.records.counts(kind.records()).await?.due;
+            embedded += match self.store.collection(&kind.vectors()).await {
+                Ok(collection) => collection.count,
+                Err(StoreError::CollectionNotFound(_)) => 0,
+                Err(error) => return Err(error.into()),
+            };
+        }
+        Ok(MemoryStatus {
+            enabled: self.embedding.is_some(),
+            queued,
+            embedded,
+            failed: self.records.counts(FAILED).await?.total,
+            dropped: 0,
+        })
+    }
+
+    pub(super) fn store(&self) -> &dyn Store {
+        self.store.as_ref()
+    }
+
+    pub(super) async fn resolve(&self, kind: Kind, ids: &[String]) -> Result<Vec<StoredEntry>, StoreError> {
+        let records = self.records.get(kind.records(), ids).await?;
+        records.iter().map(StoredEntry::read).collect()
+    }
+}

@@ -1,0 +1,129 @@
+//! An entry as it lies in the database.
+
+use ragstone_core::document::DocumentId;
+use ragstone_core::records::{Expect, Millis, Record, RecordChange};
+use ragstone_core::store::StoreError;
+use serde::{Deserialize, Serialize};
+
+use super::entry::{Entry, Kind};
+
+/// Entries whose embedding was given up, so that they can be counted and tried again much later.
+pub(super) const FAILED: &str = "memory.failed";
+
+/// An entry that was saved, with what has become of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredEntry {
+    pub id: String,
+    pub entry: Entry,
+    pub saved_at: Millis,
+    pub embedding: EmbeddingState,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EmbeddingState {
+    /// Saved while embedding was not configured.
+    None,
+    Queued,
+    Embedded,
+    Failed(String),
+}
+
+/// The bytes of the record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Stored {
+    pub(super) entry: Entry,
+    pub(super) saved_at: Millis,
+    /// The version of the model that made its vector from this very text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) embedded_by: Option<String>,
+    /// How often embedding it has failed since it was saved.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(super) attempts: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) error: Option<String>,
+}
+
+fn is_zero(count: &u32) -> bool {
+    *count == 0
+}
+
+impl Stored {
+    pub(super) fn new(entry: Entry, saved_at: Millis) -> Self {
+        Self {
+            entry,
+            saved_at,
+            embedded_by: None,
+            attempts: 0,
+            error: None,
+        }
+    }
+
+    pub(super) fn read(record: &Record) -> Result<Self, StoreError> {
+        serde_json::from_slice(&record.value).map_err(|error| StoreError::Failed(Box::new(error)))
+    }
+
+    pub(super) fn put(
+        &self,
+        key: &str,
+        due: Option<Millis>,
+        expect: Expect,
+    ) -> Result<RecordChange, StoreError> {
+        Ok(RecordChange::Put {
+            kind: self.entry.kind().records().to_owned(),
+            key: key.to_owned(),
+            group: self.entry.session_key().unwrap_or_default().to_owned(),
+            value: serde_json::to_vec(self).map_err(|error| StoreError::Failed(Box::new(error)))?,
+            due,
+            expect,
+        })
+    }
+
+    /// Ready to be embedded as if it had just been saved.
+    pub(super) fn again(mut self) -> Self {
+        self.embedded_by = None;
+        self.attempts = 0;
+        self.error = None;
+        self
+    }
+}
+
+impl StoredEntry {
+    pub(super) fn read(record: &Record) -> Result<Self, StoreError> {
+        let stored = Stored::read(record)?;
+        let embedding = match (&stored.error, record.due) {
+            (_, Some(_)) => EmbeddingState::Queued,
+            (Some(error), None) => EmbeddingState::Failed(error.clone()),
+            (None, None) if stored.embedded_by.is_some() => EmbeddingState::Embedded,
+            (None, None) => EmbeddingState::None,
+        };
+        Ok(Self {
+            id: record.key.clone(),
+            entry: stored.entry,
+            saved_at: stored.saved_at,
+            embedding,
+        })
+    }
+}
+
+/// The key under which something is noted about an entry of any kind.
+pub(super) fn note_key(kind: Kind, id: &str) -> String {
+    format!("{}/{id}", kind.collection())
+}
+
+pub(super) fn parse_note_key(key: &str) -> Option<(Kind, &str)> {
+    let (collection, id) = key.split_once('/')?;
+    Some((Kind::from_collection(collection)?, id))
+}
+
+pub(super) fn forget_note(notes: &str, kind: Kind, id: &str) -> RecordChange {
+    RecordChange::Delete {
+        kind: notes.to_owned(),
+        key: note_key(kind, id),
+        expect: Expect::Anything,
+    }
+}
+
+/// Ids of entries obey the rule of document ids, because that is what their vectors go by.
+pub(super) fn vector_id(key: &str) -> Result<DocumentId, StoreError> {
+    DocumentId::parse(key).map_err(|error| StoreError::Failed(Box::new(error)))
+}

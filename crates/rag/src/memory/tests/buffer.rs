@@ -1,0 +1,221 @@
+use std::time::Duration;
+
+use ragstone_core::model::ModelError;
+
+use super::support::*;
+use crate::memory::{BufferOptions, EmbeddingState, Kind};
+
+const SOON: Duration = Duration::from_secs(30);
+
+#[tokio::test]
+async fn req_emb_004_given_the_buffer_is_started_an_enqueued_request_is_processed_in_the_background() {
+    let home = Home::new();
+    let embedder = StubEmbedder::gated();
+    let (memory, buffer) = home.embedding(&embedder, quick());
+    // The save returns although the embedder does not.
+    memory.save(id("k"), knowledge("text")).await.unwrap();
+    embedder.called(1).await;
+    assert_eq!(memory.status().await.unwrap().queued, 1);
+    embedder.let_through(1);
+    until_status(&memory, |status| status.embedded == 1 && status.queued == 0).await;
+    let entry = memory.entry(Kind::Knowledge, "k").await.unwrap().unwrap();
+    assert_eq!(entry.embedding, EmbeddingState::Embedded);
+    buffer.stop(SOON).await;
+}
+
+#[tokio::test]
+async fn req_emb_004_requests_are_sent_in_one_batch_when_the_size_threshold_is_reached() {
+    let home = Home::new();
+    let embedder = StubEmbedder::new();
+    let options = BufferOptions {
+        max_wait: Duration::from_secs(3600),
+        poll: Duration::from_secs(3600),
+        ..quick()
+    };
+    let (memory, buffer) = home.embedding(&embedder, options);
+    // The look that the worker takes when it starts may find some of the first ones.
+    let mut before = 0;
+    for embedded in [8, 16] {
+        before = embedder.calls().len();
+        for n in 0..8 {
+            memory.save(None, knowledge(&format!("k{n}"))).await.unwrap();
+        }
+        until_status(&memory, |status| {
+            status.embedded == embedded && status.queued == 0
+        })
+        .await;
+    }
+    assert_eq!(embedder.calls().len(), before + 1, "{:?}", embedder.calls());
+    buffer.stop(SOON).await;
+}
+
+#[tokio::test]
+async fn req_emb_004_requests_are_sent_in_one_batch_when_the_batch_timeout_is_reached() {
+    let home = Home::new();
+    let embedder = StubEmbedder::new();
+    let options = BufferOptions {
+        batch: 1000,
+        max_wait: Duration::from_millis(300),
+        poll: Duration::from_secs(3600),
+        ..quick()
+    };
+    let (memory, buffer) = home.embedding(&embedder, options);
+    // Once this is embedded, the look that the worker takes when it starts is over.
+    memory.save(None, knowledge("first")).await.unwrap();
+    until_status(&memory, |status| status.embedded == 1 && status.queued == 0).await;
+    let before = embedder.calls().len();
+    let saves = (0..5).map(|n| memory.save(None, observation("s", &format!("o{n}"))));
+    futures::future::join_all(saves).await;
+    until_status(&memory, |status| status.embedded == 6 && status.queued == 0).await;
+    assert_eq!(embedder.calls().len(), before + 1, "{:?}", embedder.calls());
+    buffer.stop(SOON).await;
+}
+
+#[tokio::test]
+async fn req_emb_004_when_the_buffer_is_stopped_remaining_items_are_drained_before_exit() {
+    let home = Home::new();
+    let embedder = StubEmbedder::new();
+    let options = BufferOptions {
+        max_wait: Duration::from_secs(3600),
+        batch: 32,
+        poll: Duration::from_secs(3600),
+        ..quick()
+    };
+    let (memory, buffer) = home.embedding(&embedder, options);
+    for n in 0..31 {
+        memory.save(None, knowledge(&format!("k{n}"))).await.unwrap();
+    }
+    buffer.stop(SOON).await;
+    let status = memory.status().await.unwrap();
+    assert_eq!((status.embedded, status.queued), (31, 0));
+}
+
+#[tokio::test]
+async fn a_stop_ends_at_its_deadline_and_loses_nothing() {
+    let home = Home::new();
+    let hanging = StubEmbedder::gated();
+    let options = BufferOptions {
+        lease: Duration::from_millis(50),
+        ..quick()
+    };
+    let (memory, buffer) = home.embedding(&hanging, options.clone());
+    memory.save(id("k"), knowledge("text")).await.unwrap();
+    hanging.called(1).await;
+    buffer.stop(Duration::from_millis(1)).await;
+    assert_eq!(memory.status().await.unwrap().queued, 1);
+    let embedder = StubEmbedder::new();
+    let (memory, buffer) = home.embedding(&embedder, options);
+    until_status(&memory, |status| status.embedded == 1 && status.queued == 0).await;
+    buffer.stop(SOON).await;
+}
+
+#[tokio::test]
+async fn an_entry_saved_again_while_it_is_embedded_stays_due() {
+    let home = Home::new();
+    let embedder = StubEmbedder::gated();
+    let (memory, buffer) = home.embedding(&embedder, quick());
+    memory.save(id("k"), knowledge("old")).await.unwrap();
+    embedder.called(1).await;
+    memory.save(id("k"), knowledge("new")).await.unwrap();
+    embedder.let_through(10);
+    until_status(&memory, |status| status.queued == 0).await;
+    assert_eq!(embedder.texts(), ["old", "new"]);
+    buffer.stop(SOON).await;
+}
+
+#[tokio::test]
+async fn an_entry_deleted_while_it_is_embedded_gets_no_vector() {
+    let home = Home::new();
+    let embedder = StubEmbedder::gated();
+    let (memory, buffer) = home.embedding(&embedder, quick());
+    memory.save(id("k"), knowledge("old")).await.unwrap();
+    embedder.called(1).await;
+    memory.delete(Kind::Knowledge, "k").await.unwrap();
+    embedder.let_through(10);
+    buffer.stop(SOON).await;
+    assert!(home.vectors(Kind::Knowledge).await.is_empty());
+}
+
+fn down() -> Reply {
+    Reply::Fail(ModelError::Unavailable("the provider is down".into()))
+}
+
+#[tokio::test]
+async fn a_failed_batch_is_tried_again_after_a_pause() {
+    let home = Home::new();
+    let embedder = StubEmbedder::new();
+    embedder.reply([down(), Reply::Fail(ModelError::Failed("wrong width".into()))]);
+    let (memory, buffer) = home.embedding(&embedder, quick());
+    memory.save(id("k"), knowledge("text")).await.unwrap();
+    until_status(&memory, |status| status.embedded == 1 && status.queued == 0).await;
+    assert_eq!(embedder.calls().len(), 3);
+    assert_eq!(memory.status().await.unwrap().failed, 0);
+    buffer.stop(SOON).await;
+}
+
+#[tokio::test]
+async fn an_entry_that_fails_too_often_is_marked_with_its_error_and_tried_again_much_later() {
+    let home = Home::new();
+    let embedder = StubEmbedder::new();
+    embedder.reply([down(), down(), down()]);
+    let patient = BufferOptions {
+        try_failed_again: SOON * 100,
+        ..quick()
+    };
+    let (memory, buffer) = home.embedding(&embedder, patient);
+    memory.save(id("k"), knowledge("text")).await.unwrap();
+    until_status(&memory, |status| status.failed == 1 && status.queued == 0).await;
+    let entry = memory.entry(Kind::Knowledge, "k").await.unwrap().unwrap();
+    assert_eq!(
+        entry.embedding,
+        EmbeddingState::Failed("the provider is down".into())
+    );
+    assert_eq!(embedder.calls().len(), 3);
+    // Saving it again is a fresh start.
+    memory.save(id("k"), knowledge("text, again")).await.unwrap();
+    until_status(&memory, |status| status.embedded == 1 && status.failed == 0).await;
+    buffer.stop(SOON).await;
+}
+
+#[tokio::test]
+async fn what_was_given_up_is_tried_again_by_itself() {
+    let home = Home::new();
+    let embedder = StubEmbedder::new();
+    embedder.reply([down(), down(), down()]);
+    let impatient = BufferOptions {
+        try_failed_again: Duration::from_millis(30),
+        ..quick()
+    };
+    let (memory, buffer) = home.embedding(&embedder, impatient);
+    memory.save(id("k"), knowledge("text")).await.unwrap();
+    until_status(&memory, |status| status.embedded == 1 && status.failed == 0).await;
+    assert_eq!(embedder.calls().len(), 4);
+    buffer.stop(SOON).await;
+}
+
+#[tokio::test]
+async fn a_text_that_the_model_refuses_does_not_hold_up_the_others() {
+    let home = Home::new();
+    let embedder = StubEmbedder::new();
+    embedder.reply([Reply::Refuse("k3")]);
+    let options = BufferOptions {
+        max_wait: Duration::from_secs(3600),
+        poll: Duration::from_secs(3600),
+        ..quick()
+    };
+    let (memory, buffer) = home.embedding(&embedder, options);
+    for n in 0..8 {
+        memory
+            .save(id(&n.to_string()), knowledge(&format!("k{n}")))
+            .await
+            .unwrap();
+    }
+    until_status(&memory, |status| status.embedded == 7 && status.queued == 0).await;
+    until_status(&memory, |status| status.failed == 1).await;
+    let entry = memory.entry(Kind::Knowledge, "3").await.unwrap().unwrap();
+    assert_eq!(
+        entry.embedding,
+        EmbeddingState::Failed("this text cannot be read".into())
+    );
+    buffer.stop(SOON).await;
+}

@@ -1,0 +1,328 @@
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use ragstone_core::collection::{Collection, CollectionName};
+use ragstone_core::document::{Document, DocumentId, Metadata};
+use ragstone_core::filter::Filter;
+use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, ModelIdentity, ModelInfo, Role};
+use ragstone_core::records::Records;
+use ragstone_core::store::{
+    DocumentBatch, DocumentPage, MetadataUpdate, Page, SearchOutcome, SearchRequest, Selection, Store,
+    StoreError, StoreHealth,
+};
+use ragstone_store::{SqliteStore, StoreOptions};
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::sync::{Barrier, Semaphore};
+
+use crate::memory::{Buffer, BufferOptions, Entry, Kind, Memory, MemoryStatus};
+use crate::{Models, Service};
+
+pub(super) const WIDTH: usize = 64;
+
+/// A vector with one axis per letter pair, so that texts which share words are near each other.
+pub(super) fn vector(text: &str) -> Vec<f32> {
+    let mut vector = vec![0.01; WIDTH];
+    for word in text
+        .to_lowercase()
+        .split(|c: char| !c.is_alphanumeric())
+        .filter(|w| !w.is_empty())
+    {
+        let hash = word.bytes().fold(7usize, |hash, byte| {
+            hash.wrapping_mul(31).wrapping_add(byte.into())
+        });
+        vector[hash % WIDTH] += 1.0;
+    }
+    vector
+}
+
+pub(super) enum Reply {
+    Fail(ModelError),
+    /// Refuses every call in which this text is.
+    Refuse(&'static str),
+}
+
+/// Remembers every call, and answers the first ones as scripted.
+pub(super) struct StubEmbedder {
+    info: ModelInfo,
+    calls: Mutex<Vec<Vec<String>>>,
+    script: Mutex<VecDeque<Reply>>,
+    refused: Mutex<Option<&'static str>>,
+    /// A call needs one of these to be answered.
+    gate: Semaphore,
+}
+
+impl StubEmbedder {
+    pub(super) fn new() -> Arc<Self> {
+        Self::of_version("stub-1")
+    }
+
+    pub(super) fn of_version(version: &str) -> Arc<Self> {
+        Arc::new(Self {
+            info: ModelInfo {
+                identity: ModelIdentity {
+                    id: "memory".into(),
+                    version: version.into(),
+                    dimensions: WIDTH,
+                },
+                name: "stub".into(),
+                max_tokens: None,
+            },
+            calls: Mutex::default(),
+            script: Mutex::default(),
+            refused: Mutex::default(),
+            gate: Semaphore::new(Semaphore::MAX_PERMITS),
+        })
+    }
+
+    /// Answers only as many calls as are let through.
+    pub(super) fn gated() -> Arc<Self> {
+        let stub = Self::new();
+        stub.gate.forget_permits(Semaphore::MAX_PERMITS);
+        stub
+    }
+
+    pub(super) fn let_through(&self, calls: usize) {
+        self.gate.add_permits(calls);
+    }
+
+    pub(super) fn reply(&self, replies: impl IntoIterator<Item = Reply>) {
+        self.script.lock().unwrap().extend(replies);
+    }
+
+    pub(super) fn calls(&self) -> Vec<Vec<String>> {
+        self.calls.lock().unwrap().clone()
+    }
+
+    pub(super) fn texts(&self) -> Vec<String> {
+        self.calls().concat()
+    }
+
+    /// Waits until so many calls have been made.
+    pub(super) async fn called(&self, calls: usize) {
+        until(|| async { self.calls().len() >= calls }).await;
+    }
+}
+
+#[async_trait]
+impl Embedder for StubEmbedder {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    async fn embed(&self, inputs: Vec<EmbedInput>, _: Role) -> Result<Vec<Embedding>, ModelError> {
+        let texts: Vec<String> = inputs
+            .into_iter()
+            .map(|input| match input {
+                EmbedInput::Text(text) => text,
+                EmbedInput::Tokens(_) => unreachable!("memory sends texts"),
+            })
+            .collect();
+        self.calls.lock().unwrap().push(texts.clone());
+        self.gate.acquire().await.unwrap().forget();
+        match self.script.lock().unwrap().pop_front() {
+            Some(Reply::Fail(error)) => return Err(error),
+            Some(Reply::Refuse(text)) => *self.refused.lock().unwrap() = Some(text),
+            None => {}
+        }
+        if self
+            .refused
+            .lock()
+            .unwrap()
+            .is_some_and(|refused| texts.iter().any(|text| text == refused))
+        {
+            return Err(ModelError::InvalidInput("this text cannot be read".into()));
+        }
+        let embedding = |text: &String| Embedding {
+            vector: vector(text),
+            tokens: 1,
+            truncated: false,
+        };
+        Ok(texts.iter().map(embedding).collect())
+    }
+}
+
+/// Quick enough for tests, and otherwise like the real thing.
+pub(super) fn quick() -> BufferOptions {
+    BufferOptions {
+        batch: 8,
+        parallel: 2,
+        max_wait: Duration::from_millis(10),
+        poll: Duration::from_millis(20),
+        first_pause: Duration::from_millis(5),
+        max_pause: Duration::from_millis(20),
+        max_attempts: 3,
+        ..BufferOptions::default()
+    }
+}
+
+pub(super) struct Home {
+    pub(super) store: Arc<SqliteStore>,
+    _folder: Arc<TempDir>,
+}
+
+impl Home {
+    pub(super) fn new() -> Self {
+        let folder = Arc::new(tempfile::tempdir().unwrap());
+        let store = SqliteStore::open(folder.path(), StoreOptions::default()).unwrap();
+        Self {
+            store: Arc::new(store),
+            _folder: folder,
+        }
+    }
+
+    pub(super) fn records(&self) -> Arc<dyn Records> {
+        self.store.clone()
+    }
+
+    pub(super) fn service(&self) -> Service {
+        Service {
+            store: self.store.clone(),
+            models: Arc::new(Models::default()),
+        }
+    }
+
+    pub(super) fn embedding(&self, embedder: &Arc<StubEmbedder>, options: BufferOptions) -> (Memory, Buffer) {
+        let buffer = Buffer::start(self.records(), self.store.clone(), embedder.clone(), options);
+        let memory = Memory::with_embedding(self.records(), self.store.clone(), buffer.clone());
+        (memory, buffer)
+    }
+
+    pub(super) async fn plain(&self) -> Memory {
+        Memory::without_embedding(self.records(), self.store.clone())
+            .await
+            .unwrap()
+    }
+
+    /// The ids that have a vector of this kind.
+    pub(super) async fn vectors(&self, kind: Kind) -> Vec<String> {
+        let page = Page {
+            limit: 1000,
+            offset: 0,
+        };
+        match self
+            .store
+            .documents(&kind.vectors(), &Filter::everything(), page)
+            .await
+        {
+            Ok(page) => page
+                .documents
+                .into_iter()
+                .map(|document| document.id.into_string())
+                .collect(),
+            Err(StoreError::CollectionNotFound(_)) => Vec::new(),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+pub(super) fn knowledge(content: &str) -> Entry {
+    Entry::Knowledge {
+        content: content.into(),
+        category: None,
+    }
+}
+
+pub(super) fn observation(session: &str, content: &str) -> Entry {
+    Entry::Observation {
+        session_key: session.into(),
+        content: content.into(),
+    }
+}
+
+pub(super) fn id(id: &str) -> Option<DocumentId> {
+    Some(DocumentId::parse(id).unwrap())
+}
+
+/// Waits for something that will certainly become true.
+pub(super) async fn until<F: Future<Output = bool>>(mut holds: impl FnMut() -> F) {
+    for _ in 0..6000 {
+        if holds().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("what was waited for did not happen");
+}
+
+pub(super) async fn until_status(memory: &Memory, expected: impl Fn(MemoryStatus) -> bool) {
+    until(|| async { expected(memory.status().await.unwrap()) }).await;
+}
+
+/// A store in which searches meet, or fail.
+pub(super) struct WatchedStore {
+    pub(super) inner: Arc<SqliteStore>,
+    /// Every search waits here until as many are under way as the barrier wants.
+    pub(super) meeting: Option<Barrier>,
+    pub(super) broken: Option<CollectionName>,
+}
+
+#[async_trait]
+impl Store for WatchedStore {
+    async fn search(
+        &self,
+        name: &CollectionName,
+        request: SearchRequest,
+    ) -> Result<SearchOutcome, StoreError> {
+        if let Some(meeting) = &self.meeting {
+            meeting.wait().await;
+        }
+        if self.broken.as_ref() == Some(name) {
+            return Err(StoreError::Failed("the disk is on fire".into()));
+        }
+        self.inner.search(name, request).await
+    }
+
+    async fn create_collection(
+        &self,
+        name: &CollectionName,
+        metadata: Metadata,
+    ) -> Result<Collection, StoreError> {
+        self.inner.create_collection(name, metadata).await
+    }
+    async fn collections(&self) -> Result<Vec<Collection>, StoreError> {
+        self.inner.collections().await
+    }
+    async fn collection(&self, name: &CollectionName) -> Result<Collection, StoreError> {
+        self.inner.collection(name).await
+    }
+    async fn update_metadata(
+        &self,
+        name: &CollectionName,
+        metadata: Metadata,
+        update: MetadataUpdate,
+    ) -> Result<Metadata, StoreError> {
+        self.inner.update_metadata(name, metadata, update).await
+    }
+    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StoreError> {
+        self.inner.delete_collection(name).await
+    }
+    async fn upsert(&self, name: &CollectionName, batch: DocumentBatch) -> Result<(), StoreError> {
+        self.inner.upsert(name, batch).await
+    }
+    async fn document(&self, name: &CollectionName, id: &DocumentId) -> Result<Option<Document>, StoreError> {
+        self.inner.document(name, id).await
+    }
+    async fn documents(
+        &self,
+        name: &CollectionName,
+        filter: &Filter,
+        page: Page,
+    ) -> Result<DocumentPage, StoreError> {
+        self.inner.documents(name, filter, page).await
+    }
+    async fn delete_documents(&self, name: &CollectionName, selection: Selection) -> Result<u64, StoreError> {
+        self.inner.delete_documents(name, selection).await
+    }
+    async fn empty(&self, name: &CollectionName) -> Result<u64, StoreError> {
+        self.inner.empty(name).await
+    }
+    async fn metadata_values(&self, name: &CollectionName, field: &str) -> Result<Vec<Value>, StoreError> {
+        self.inner.metadata_values(name, field).await
+    }
+    async fn health(&self) -> Result<StoreHealth, StoreError> {
+        self.inner.health().await
+    }
+}
