@@ -4,6 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use ragstone_core::collection::{Collection, CollectionName, EMBEDDING_MODEL, EMBEDDING_PROVIDER};
 use ragstone_core::document::Metadata;
+use ragstone_core::error::InvalidInput;
 use ragstone_core::store::MetadataUpdate;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -16,6 +17,8 @@ use super::state::AppState;
 #[derive(Deserialize, ToSchema)]
 #[schema(example = json!({"name": "manuals", "embedding_model": "minilm", "metadata": {"description": "Product manuals"}}))]
 pub struct CreateCollection {
+    /// Which service it is made in; only for the gateway.
+    pub(super) service: Option<String>,
     /// `[A-Za-z0-9][A-Za-z0-9._-]{0,127}`
     name: String,
     /// Stored in the metadata, not checked here.
@@ -26,6 +29,20 @@ pub struct CreateCollection {
     metadata: Option<Metadata>,
 }
 
+impl CreateCollection {
+    /// The name, and the metadata with the two fields that belong into it.
+    pub(super) fn check(self) -> Result<(CollectionName, Metadata), InvalidInput> {
+        let name = CollectionName::parse(self.name)?;
+        let mut metadata = self.metadata.unwrap_or_default();
+        for (key, value) in [(EMBEDDING_PROVIDER, self.embedding_provider), (EMBEDDING_MODEL, self.embedding_model)] {
+            if let Some(value) = value {
+                metadata.insert(key.to_owned(), Value::String(value));
+            }
+        }
+        Ok((name, metadata))
+    }
+}
+
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"status": "created", "name": "manuals", "metadata": {"embedding_model": "minilm"}}))]
 pub struct Created {
@@ -33,6 +50,12 @@ pub struct Created {
     name: String,
     #[schema(value_type = Object)]
     metadata: Metadata,
+}
+
+impl Created {
+    pub(super) fn new(name: &CollectionName, metadata: Metadata) -> Self {
+        Self { status: "created", name: name.to_string(), metadata }
+    }
 }
 
 /// Create a collection.
@@ -48,15 +71,9 @@ pub async fn create(
     State(state): State<AppState>,
     JsonBody(body): JsonBody<CreateCollection>,
 ) -> Result<Json<Created>, ApiError> {
-    let name = CollectionName::parse(body.name)?;
-    let mut metadata = body.metadata.unwrap_or_default();
-    for (key, value) in [(EMBEDDING_PROVIDER, body.embedding_provider), (EMBEDDING_MODEL, body.embedding_model)] {
-        if let Some(value) = value {
-            metadata.insert(key.to_owned(), Value::String(value));
-        }
-    }
+    let (name, metadata) = body.check()?;
     let collection = state.service.store.create_collection(&name, metadata).await?;
-    Ok(Json(Created { status: "created", name: name.to_string(), metadata: collection.metadata }))
+    Ok(Json(Created::new(&name, collection.metadata)))
 }
 
 #[derive(Serialize, ToSchema)]
@@ -103,10 +120,19 @@ pub async fn show(
 #[derive(Deserialize, ToSchema)]
 #[schema(example = json!({"metadata": {"description": "Product manuals, second edition"}}))]
 pub struct UpdateMetadata {
+    /// Which service the collection is in; only for the gateway.
+    pub(super) service: Option<String>,
     #[schema(value_type = Object)]
-    metadata: Metadata,
+    pub(super) metadata: Metadata,
     /// The same as the query parameter, which wins.
     merge: Option<bool>,
+}
+
+impl UpdateMetadata {
+    pub(super) fn update(&self, params: &Params) -> Result<MetadataUpdate, InvalidInput> {
+        let merge = params.flag("merge")?.or(self.merge).unwrap_or(false);
+        Ok(if merge { MetadataUpdate::Merge } else { MetadataUpdate::Replace })
+    }
 }
 
 #[derive(Serialize, ToSchema)]
@@ -117,6 +143,12 @@ pub struct MetadataUpdated {
     #[schema(value_type = Object)]
     metadata: Metadata,
     merge: bool,
+}
+
+impl MetadataUpdated {
+    pub(super) fn new(name: &CollectionName, metadata: Metadata, update: MetadataUpdate) -> Self {
+        Self { status: "updated", name: name.to_string(), metadata, merge: update == MetadataUpdate::Merge }
+    }
 }
 
 /// Replace a collection's metadata, or merge into it.
@@ -138,10 +170,9 @@ pub async fn update_metadata(
     params: Params,
     JsonBody(body): JsonBody<UpdateMetadata>,
 ) -> Result<Json<MetadataUpdated>, ApiError> {
-    let merge = params.flag("merge")?.or(body.merge).unwrap_or(false);
-    let update = if merge { MetadataUpdate::Merge } else { MetadataUpdate::Replace };
+    let update = body.update(&params)?;
     let metadata = state.service.store.update_metadata(&name, body.metadata, update).await?;
-    Ok(Json(MetadataUpdated { status: "updated", name: name.to_string(), metadata, merge }))
+    Ok(Json(MetadataUpdated::new(&name, metadata, update)))
 }
 
 #[derive(Serialize, ToSchema)]
@@ -149,6 +180,12 @@ pub async fn update_metadata(
 pub struct CollectionDeleted {
     status: &'static str,
     name: String,
+}
+
+impl CollectionDeleted {
+    pub(super) fn new(name: &CollectionName) -> Self {
+        Self { status: "deleted", name: name.to_string() }
+    }
 }
 
 /// Delete a collection with all its documents.
@@ -162,5 +199,5 @@ pub async fn delete(
     CollectionPath(name): CollectionPath,
 ) -> Result<Json<CollectionDeleted>, ApiError> {
     state.service.store.delete_collection(&name).await?;
-    Ok(Json(CollectionDeleted { status: "deleted", name: name.to_string() }))
+    Ok(Json(CollectionDeleted::new(&name)))
 }

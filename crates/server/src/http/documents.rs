@@ -213,7 +213,7 @@ pub enum DeleteDocuments {
 }
 
 impl DeleteDocuments {
-    fn selection(self) -> Result<Selection, InvalidInput> {
+    pub(super) fn selection(self) -> Result<Selection, InvalidInput> {
         let ids = match self {
             Self::Ids(ids) | Self::Choice { ids: Some(ids), filter: None } => ids,
             Self::Choice { ids: None, filter: Some(filter) } => {
@@ -245,6 +245,12 @@ pub struct DocumentsDeleted {
     count: u64,
 }
 
+impl DocumentsDeleted {
+    pub(super) fn new(name: &CollectionName, count: u64) -> Self {
+        Self { status: "deleted", collection: name.to_string(), count }
+    }
+}
+
 /// Delete documents by their ids or by a filter.
 #[utoipa::path(
     delete, path = "/collections/{name}/documents", tag = "documents", request_body = DeleteDocuments,
@@ -261,7 +267,7 @@ pub async fn delete(
     JsonBody(body): JsonBody<DeleteDocuments>,
 ) -> Result<Json<DocumentsDeleted>, ApiError> {
     let count = state.service.store.delete_documents(&name, body.selection()?).await?;
-    Ok(Json(DocumentsDeleted { status: "deleted", collection: name.to_string(), count }))
+    Ok(Json(DocumentsDeleted::new(&name, count)))
 }
 
 #[derive(Serialize, ToSchema)]

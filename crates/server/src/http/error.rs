@@ -7,8 +7,10 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use ragstone_core::error::InvalidInput;
 use ragstone_core::model::ModelError;
+use ragstone_core::provider::{CallError, ErrorAnswer, ProviderError};
 use ragstone_core::store::StoreError;
 use ragstone_rag::ServiceError;
+use ragstone_rag::gateway::UnknownService;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -25,11 +27,13 @@ pub struct ApiError {
     status: StatusCode,
     detail: String,
     retry_after: Option<Duration>,
+    /// The answer of another service, to be passed on as it is.
+    passed_on: Option<Box<ErrorAnswer>>,
 }
 
 impl ApiError {
     fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self { status, detail: detail.into(), retry_after: None }
+        Self { status, detail: detail.into(), retry_after: None, passed_on: None }
     }
 
     /// The sentence alone, for an answer that reports the error of a part.
@@ -71,6 +75,15 @@ impl ApiError {
         Self::new(StatusCode::REQUEST_TIMEOUT, "The request body did not arrive in time")
     }
 
+    /// What was asked for needs a configuration that is not there.
+    pub fn not_configured(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+    }
+
+    pub fn bad_gateway(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_GATEWAY, detail)
+    }
+
     pub fn busy(detail: impl Into<String>, retry_after: Duration) -> Self {
         Self {
             retry_after: Some(retry_after),
@@ -104,7 +117,14 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut response = (self.status, Json(ErrorBody { detail: self.detail })).into_response();
+        let mut response = match self.passed_on {
+            Some(answer) => {
+                let content_type = answer.content_type.as_deref().and_then(|kind| HeaderValue::from_str(kind).ok());
+                let content_type = content_type.unwrap_or(HeaderValue::from_static("application/json"));
+                (self.status, [(header::CONTENT_TYPE, content_type)], answer.body).into_response()
+            }
+            None => (self.status, Json(ErrorBody { detail: self.detail })).into_response(),
+        };
         if let Some(delay) = self.retry_after {
             let seconds = delay.as_secs().max(1);
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
@@ -153,11 +173,63 @@ impl From<ServiceError> for ApiError {
         match error {
             ServiceError::Invalid(invalid) => invalid.into(),
             ServiceError::NoModel { .. } => Self::bad_request(capitalised(&error.to_string())),
-            ServiceError::ModelNotLoaded { .. } | ServiceError::NoReranker => {
+            ServiceError::ModelNotLoaded { .. } | ServiceError::NoReranker | ServiceError::EmbeddingDisabled => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
             }
             ServiceError::Model(error) => error.into(),
             ServiceError::Store(error) => error.into(),
+        }
+    }
+}
+
+impl From<UnknownService> for ApiError {
+    fn from(error: UnknownService) -> Self {
+        Self::not_found(error.to_string())
+    }
+}
+
+impl From<ProviderError> for ApiError {
+    fn from(error: ProviderError) -> Self {
+        match error {
+            ProviderError::CollectionNotFound(_) => Self::not_found(error.to_string()),
+            ProviderError::CollectionExists(_) => Self::new(StatusCode::CONFLICT, error.to_string()),
+            ProviderError::Invalid(invalid) => invalid.into(),
+            ProviderError::Unsupported(message) => Self::bad_request(message),
+            ProviderError::ModelNotLoaded { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
+            ProviderError::Model(error) => error.into(),
+            ProviderError::Store(error) => error.into(),
+            ProviderError::Call(error) => error.into(),
+        }
+    }
+}
+
+/// A 4xx is the client's to mend, so it passes on as it came; anything else that is no answer is the
+/// service's fault.
+impl From<CallError> for ApiError {
+    fn from(error: CallError) -> Self {
+        tracing::warn!(service = error.service(), %error, "a service gave no usable answer");
+        let status = match &error {
+            CallError::DeadlineExceeded { .. } => StatusCode::GATEWAY_TIMEOUT,
+            _ => StatusCode::BAD_GATEWAY,
+        };
+        match error {
+            CallError::Answered(answer) => match StatusCode::from_u16(answer.status) {
+                Ok(status) if status.is_client_error() => Self {
+                    retry_after: answer.retry_after,
+                    detail: answer.message().unwrap_or_default(),
+                    passed_on: Some(answer),
+                    ..Self::new(status, "")
+                },
+                // What another server says about its failure is for the log.
+                _ => Self::new(
+                    StatusCode::BAD_GATEWAY,
+                    format!("Service '{}' answered with status {}", answer.service, answer.status),
+                ),
+            },
+            CallError::CircuitOpen { retry_after, .. } => {
+                Self { retry_after: Some(retry_after), ..Self::new(status, capitalised(&error.to_string())) }
+            }
+            _ => Self::new(status, capitalised(&error.to_string())),
         }
     }
 }

@@ -6,6 +6,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use ragstone_core::collection::CollectionName;
 use ragstone_core::error::InvalidInput;
 use serde::de::DeserializeOwned;
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::error::ApiError;
 use super::state::AppState;
@@ -33,18 +34,46 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<AppState> for LargeJsonBo
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
-        let limit = state.limits.add_bytes;
-        let announced = request
-            .headers()
-            .get(axum::http::header::CONTENT_LENGTH)
-            .and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
-        if announced.is_some_and(|length| length > limit) {
-            return Err(ApiError::too_large(limit));
-        }
-        let _budget = state.body_budget.reserve(announced.unwrap_or(limit)).await?;
-        let bytes = read_body(request, limit, state).await?;
+        let (bytes, _budget) = read_large(request, state).await?;
         parse_json(bytes).await.map(Self)
     }
+}
+
+/// A large body of any type, which keeps its share of the budget until it is dropped.
+pub struct LargeBody {
+    pub content_type: String,
+    pub bytes: bytes::Bytes,
+    _budget: OwnedSemaphorePermit,
+}
+
+impl LargeBody {
+    pub async fn json<T: DeserializeOwned + Send + 'static>(&self) -> Result<T, ApiError> {
+        parse_json(self.bytes.clone()).await
+    }
+}
+
+impl FromRequest<AppState> for LargeBody {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
+        let content_type = request.headers().get(axum::http::header::CONTENT_TYPE);
+        let content_type = content_type.and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
+        let (bytes, budget) = read_large(request, state).await?;
+        Ok(Self { content_type, bytes, _budget: budget })
+    }
+}
+
+async fn read_large(request: Request, state: &AppState) -> Result<(bytes::Bytes, OwnedSemaphorePermit), ApiError> {
+    let limit = state.limits.add_bytes;
+    let announced = request
+        .headers()
+        .get(axum::http::header::CONTENT_LENGTH)
+        .and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+    if announced.is_some_and(|length| length > limit) {
+        return Err(ApiError::too_large(limit));
+    }
+    let budget = state.body_budget.reserve(announced.unwrap_or(limit)).await?;
+    Ok((read_body(request, limit, state).await?, budget))
 }
 
 async fn read_body(request: Request, limit: usize, state: &AppState) -> Result<bytes::Bytes, ApiError> {
@@ -119,6 +148,18 @@ impl FromRequestParts<AppState> for DocumentPath {
         let segments = path_segments(parts, state).await?;
         let [name, id] = <[String; 2]>::try_from(segments).map_err(|_| ApiError::route_not_found())?;
         Ok(Self(CollectionName::parse(name)?, id))
+    }
+}
+
+/// The one thing that the path names, whatever it is called.
+pub struct PathText(pub String);
+
+impl FromRequestParts<AppState> for PathText {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
+        let segments = path_segments(parts, state).await?;
+        Ok(Self(segments.into_iter().next().unwrap_or_default()))
     }
 }
 

@@ -7,9 +7,10 @@ use ragstone_core::document::Metadata;
 use ragstone_core::error::InvalidInput;
 use ragstone_core::filter::Filter;
 use ragstone_core::fusion::{FusionWeights, StageRank};
+use ragstone_core::provider::ProviderQuery;
 use ragstone_rag::search::{self, Answer, Expand, Hit, Mode, Query};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use super::documents::DocumentBody;
@@ -18,11 +19,13 @@ use super::extract::{CollectionPath, JsonBody};
 use super::state::{AppState, Limits};
 
 const DEFAULT_TOP_K: i64 = 3;
-const MAX_COLLECTIONS: usize = 64;
+pub(super) const MAX_COLLECTIONS: usize = 64;
 
 #[derive(Deserialize, ToSchema)]
 #[schema(example = json!({"collection": "manuals", "query": "how long are logs kept?", "top_k": 5, "mode": "hybrid", "where": {"chapter": 1}}))]
 pub struct QueryBody {
+    /// Which service the collection is in; only for the gateway.
+    pub(super) service: Option<String>,
     /// The collection to search; on the route below a collection, the path names it.
     collection: Option<String>,
     /// Several collections to search at once, instead of one.
@@ -51,13 +54,13 @@ pub struct QueryBody {
     explain: Option<bool>,
 }
 
-#[derive(Deserialize, ToSchema)]
+#[derive(Serialize, Deserialize, ToSchema)]
 pub struct WeightsBody {
     dense: Option<f64>,
     keyword: Option<f64>,
 }
 
-#[derive(Deserialize, ToSchema)]
+#[derive(Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub enum ExpandBody {
     Field(String),
@@ -66,6 +69,23 @@ pub enum ExpandBody {
         /// How many characters of siblings, the result itself included.
         max_chars: Option<usize>,
     },
+}
+
+impl From<ExpandBody> for Expand {
+    fn from(expand: ExpandBody) -> Self {
+        match expand {
+            ExpandBody::Field(field) => Self { field, max_chars: None },
+            ExpandBody::Budget { field, max_chars } => Self { field, max_chars },
+        }
+    }
+}
+
+/// Within what the server allows.
+pub(super) fn check_top_k(top_k: i64, limits: &Limits) -> Result<usize, InvalidInput> {
+    usize::try_from(top_k)
+        .ok()
+        .filter(|k| (1..=limits.top_k).contains(k))
+        .ok_or_else(|| InvalidInput::new(format!("'top_k' must be from 1 to {}, not {top_k}", limits.top_k)))
 }
 
 impl QueryBody {
@@ -82,11 +102,30 @@ impl QueryBody {
         }
     }
 
+    /// The same query for any backend: checked here, with the options as they were sent.
+    pub(super) fn for_backend(self, limits: &Limits) -> Result<ProviderQuery, InvalidInput> {
+        let sent = [
+            ("mode", json!(self.mode)),
+            ("weights", json!(self.weights)),
+            ("rerank", json!(self.rerank)),
+            ("expand", json!(self.expand)),
+            ("explain", json!(self.explain)),
+        ];
+        let given = sent.into_iter().filter(|(_, option)| !option.is_null());
+        let options = given.map(|(name, option)| (name.to_owned(), option)).collect();
+        let query = self.check(limits)?;
+        Ok(ProviderQuery {
+            text: query.text,
+            vector: query.vector,
+            top_k: query.top_k,
+            filter: query.filter,
+            max_distance: query.max_distance,
+            options,
+        })
+    }
+
     fn check(self, limits: &Limits) -> Result<Query, InvalidInput> {
-        let top_k = self.top_k.unwrap_or(DEFAULT_TOP_K);
-        let top_k = usize::try_from(top_k).ok().filter(|k| (1..=limits.top_k).contains(k)).ok_or_else(|| {
-            InvalidInput::new(format!("'top_k' must be from 1 to {}, not {top_k}", limits.top_k))
-        })?;
+        let top_k = check_top_k(self.top_k.unwrap_or(DEFAULT_TOP_K), limits)?;
         let max_distance = match self.max_distance {
             None | Some(0.0) => None,
             Some(far) if far > 0.0 => Some(far),
@@ -102,10 +141,6 @@ impl QueryBody {
                 Err(InvalidInput::new("'weights' must be numbers, zero or more, and not both zero"))
             }
         })?;
-        let expand = self.expand.map(|expand| match expand {
-            ExpandBody::Field(field) => Expand { field, max_chars: None },
-            ExpandBody::Budget { field, max_chars } => Expand { field, max_chars },
-        });
         Query {
             text: self.query,
             vector: self.query_embedding,
@@ -115,7 +150,7 @@ impl QueryBody {
             mode: self.mode.as_deref().map_or(Ok(Mode::Dense), Mode::parse)?,
             weights,
             rerank: self.rerank.unwrap_or(false),
-            expand,
+            expand: self.expand.map(Into::into),
         }
         .check()
     }

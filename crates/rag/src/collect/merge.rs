@@ -1,0 +1,176 @@
+//! One ranking out of many.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+
+use ragstone_core::document::DocumentId;
+use ragstone_core::fusion::{ScoredRanking, Zero, fuse_scores};
+use ragstone_core::provider::{ProviderAnswer, ProviderError, ProviderHit};
+use serde_json::Value;
+
+use super::{Collected, CollectedHit, Grade, Request, Target, Thresholds};
+use crate::search::Mode;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Order {
+    /// Distances to one query can be compared between collections.
+    Distance,
+    /// Distances to several queries, and scores of words, can be compared only within their ranking.
+    Fused,
+}
+
+pub(super) fn order(request: &Request) -> Order {
+    let dense = |target: &Target| request.mode.of(&target.service) == Mode::Dense;
+    if request.plan.queries.len() == 1 && request.targets.iter().all(dense) {
+        Order::Distance
+    } else {
+        Order::Fused
+    }
+}
+
+pub(super) fn merge(request: &Request, found: Vec<Vec<Result<ProviderAnswer, ProviderError>>>) -> Collected {
+    let mut merged = Merged::default();
+    for (target, answers) in request.targets.iter().zip(found) {
+        merged.take(request, target, answers);
+    }
+    let Merged {
+        mut hits,
+        rankings,
+        warnings,
+    } = merged;
+    match order(request) {
+        Order::Distance => hits.sort_by(nearer),
+        Order::Fused => {
+            let mut places: Vec<Option<CollectedHit>> = hits.into_iter().map(Some).collect();
+            let all: Vec<ScoredRanking<usize>> =
+                rankings.into_iter().flat_map(QueryRankings::scored).collect();
+            hits = fuse_scores(&all)
+                .into_iter()
+                .filter_map(|(place, _)| places.get_mut(place)?.take())
+                .collect();
+        }
+    }
+    Collected {
+        grade: hits.iter().map(|hit| hit.grade).max().unwrap_or(Grade::None),
+        hits,
+        reranked: false,
+        warnings,
+        embedding_cache_hits: 0,
+    }
+}
+
+fn nearer(a: &CollectedHit, b: &CollectedHit) -> Ordering {
+    let far = |hit: &CollectedHit| hit.distance.unwrap_or(f32::INFINITY);
+    far(a).total_cmp(&far(b))
+}
+
+/// Every hit once, and where it stood in the rankings of each query; hits are named by their place
+/// among `hits`.
+#[derive(Default)]
+struct Merged {
+    hits: Vec<CollectedHit>,
+    rankings: Vec<QueryRankings>,
+    warnings: Vec<String>,
+}
+
+#[derive(Clone, Default)]
+struct QueryRankings {
+    weight: f64,
+    by_meaning: Vec<(usize, f64)>,
+    by_word: Vec<(usize, f64)>,
+    /// Hits of backends that give no score of either kind.
+    by_place: Vec<(usize, f64)>,
+}
+
+impl QueryRankings {
+    fn scored(self) -> [ScoredRanking<usize>; 3] {
+        let weight = self.weight;
+        [
+            (self.by_meaning, Zero::LastHit),
+            (self.by_word, Zero::Absolute),
+            (self.by_place, Zero::LastHit),
+        ]
+        .map(|(hits, zero)| ScoredRanking { hits, weight, zero })
+    }
+
+    fn add(&mut self, key: usize, place: usize, hit: &ProviderHit) {
+        let by_word = hit.extra.get("keyword_score").and_then(Value::as_f64);
+        if let Some(distance) = hit.distance {
+            self.by_meaning.push((key, -f64::from(distance)));
+        }
+        if let Some(score) = by_word {
+            self.by_word.push((key, score));
+        }
+        if hit.distance.is_none() && by_word.is_none() {
+            self.by_place.push((key, -(place as f64)));
+        }
+    }
+}
+
+impl Merged {
+    /// Takes in what one collection answered, and what went wrong there, said once.
+    fn take(
+        &mut self,
+        request: &Request,
+        target: &Target,
+        answers: Vec<Result<ProviderAnswer, ProviderError>>,
+    ) {
+        self.rankings
+            .resize_with(request.plan.queries.len(), QueryRankings::default);
+        let mut said: Vec<String> = Vec::new();
+        let mut thresholds = None;
+        let mut known: HashMap<DocumentId, usize> = HashMap::new();
+        for (index, (query, answer)) in request.plan.queries.iter().zip(answers).enumerate() {
+            let answer = match answer {
+                Ok(answer) => answer,
+                Err(error) => {
+                    let (service, collection) = (&target.service.name, &target.name);
+                    tracing::warn!(%service, %collection, %error, "a collection could not be searched");
+                    said.push(error.to_string());
+                    continue;
+                }
+            };
+            said.extend(answer.warnings);
+            let thresholds = *thresholds.get_or_insert_with(|| {
+                Thresholds::read(&answer.collection_metadata, |warning| said.push(warning))
+            });
+            let rankings = &mut self.rankings[index];
+            rankings.weight = query.weight;
+            for (place, hit) in answer.hits.into_iter().enumerate() {
+                let key = *known.entry(hit.document.id.clone()).or_insert(self.hits.len());
+                rankings.add(key, place, &hit);
+                match self.hits.get_mut(key) {
+                    Some(before) => keep_nearer(before, &hit, thresholds),
+                    None => self.hits.push(collected(target, hit, thresholds)),
+                }
+            }
+        }
+        said.sort();
+        said.dedup();
+        let place = format!("{}/{}", target.service.name, target.name);
+        self.warnings
+            .extend(said.into_iter().map(|what| format!("{place}: {what}")));
+    }
+}
+
+fn collected(target: &Target, hit: ProviderHit, thresholds: Thresholds) -> CollectedHit {
+    CollectedHit {
+        service: target.service.name.clone(),
+        collection: target.name.clone(),
+        grade: thresholds.grade(hit.distance),
+        document: hit.document,
+        distance: hit.distance,
+        score: hit.score,
+        extra: hit.extra,
+    }
+}
+
+/// Of a document that several queries found, the smallest distance is told.
+fn keep_nearer(before: &mut CollectedHit, again: &ProviderHit, thresholds: Thresholds) {
+    let far = |distance: Option<f32>| distance.unwrap_or(f32::INFINITY);
+    if far(again.distance) < far(before.distance) {
+        before.distance = again.distance;
+        before.score = again.score;
+        before.grade = thresholds.grade(again.distance);
+    }
+}

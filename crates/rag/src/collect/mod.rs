@@ -1,0 +1,180 @@
+//! Gathering what a message is about, from many collections of many services at once.
+//!
+//! A [`Plan`] says what to search for. Every collection is searched with it at the same time; one
+//! that fails becomes a warning. The hits are graded by the thresholds of their collection, merged,
+//! and, where that is wanted, reranked and completed with their siblings.
+
+mod finish;
+mod grade;
+mod merge;
+mod strategy;
+mod vectors;
+
+use std::sync::Arc;
+
+use futures::future::join_all;
+use ragstone_core::collection::CollectionName;
+use ragstone_core::conversation::QueryVariant;
+use ragstone_core::document::{Document, Metadata};
+use ragstone_core::provider::{ProviderAnswer, ProviderError, ProviderQuery, RagProvider};
+
+pub use grade::{Grade, MATCH_THRESHOLD, PARTIAL_THRESHOLD, Thresholds};
+pub use strategy::{Plan, Strategy, by_topic, normalise_topic};
+
+use crate::gateway::{LOCAL, NamedService};
+use crate::models::Models;
+use crate::search::{Expand, Mode};
+use vectors::QueryVectors;
+
+/// Rankings that are fused or reranked are this many times as deep as what is asked for, within the
+/// two bounds.
+const DEPTH_FACTOR: usize = 4;
+const DEPTH_AT_LEAST: usize = 100;
+const DEPTH_AT_MOST: usize = 200;
+
+/// One collection of one service.
+#[derive(Clone)]
+pub struct Target {
+    pub service: NamedService,
+    pub name: CollectionName,
+}
+
+pub struct Request {
+    pub plan: Plan,
+    pub targets: Vec<Target>,
+    /// How many hits of all collections together.
+    pub top_k: usize,
+    pub mode: ModeChoice,
+    pub rerank: bool,
+    /// The backend of this process, whose cross-encoder is asked first.
+    pub reranker: Arc<dyn RagProvider>,
+    pub expand: Option<Expand>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ModeChoice {
+    /// The same for every service; one that cannot do it says so.
+    Given(Mode),
+    /// By meaning and by word in this process, by meaning elsewhere.
+    Best,
+}
+
+impl ModeChoice {
+    fn of(self, service: &NamedService) -> Mode {
+        match self {
+            Self::Given(mode) => mode,
+            Self::Best if service.provider == LOCAL => Mode::Hybrid,
+            Self::Best => Mode::Dense,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct CollectedHit {
+    pub service: String,
+    pub collection: CollectionName,
+    pub document: Document,
+    pub distance: Option<f32>,
+    pub score: Option<f64>,
+    pub grade: Grade,
+    /// What the backend, reranking and expanding have added.
+    pub extra: Metadata,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Collected {
+    /// The best grade of all hits that were found, `none` without any.
+    pub grade: Grade,
+    /// Best first.
+    pub hits: Vec<CollectedHit>,
+    pub reranked: bool,
+    pub warnings: Vec<String>,
+    /// How often a query's vector was there already when another collection needed it.
+    pub embedding_cache_hits: u64,
+}
+
+pub async fn collect(models: &Models, request: &Request) -> Collected {
+    strategy::log(&request.plan);
+    let vectors: Vec<QueryVectors<'_>> = request
+        .plan
+        .queries
+        .iter()
+        .map(|query| QueryVectors::new(models, &query.text))
+        .collect();
+    let searches = request
+        .targets
+        .iter()
+        .map(|target| search(target, request, &vectors));
+    let found = join_all(searches).await;
+    let mut collected = merge::merge(request, found);
+    collected.embedding_cache_hits = vectors.iter().map(QueryVectors::report_hits).sum();
+    if request.rerank {
+        finish::rerank(request, &mut collected).await;
+    }
+    collected.hits.truncate(request.top_k);
+    if let Some(expand) = &request.expand {
+        finish::expand(request, expand, &mut collected).await;
+    }
+    collected
+}
+
+/// The answers of one collection to every query of the plan, in their order.
+async fn search(
+    target: &Target,
+    request: &Request,
+    vectors: &[QueryVectors<'_>],
+) -> Vec<Result<ProviderAnswer, ProviderError>> {
+    let queries = request.plan.queries.iter().zip(vectors);
+    join_all(queries.map(|(query, vectors)| search_for(query, target, request, vectors))).await
+}
+
+async fn search_for(
+    query: &QueryVariant,
+    target: &Target,
+    request: &Request,
+    vectors: &QueryVectors<'_>,
+) -> Result<ProviderAnswer, ProviderError> {
+    let mode = request.mode.of(&target.service);
+    let vector = match mode {
+        Mode::Keyword => None,
+        Mode::Dense | Mode::Hybrid => vector(target, vectors).await,
+    };
+    // Where the text is not embedded any more, only its words are of use.
+    let by_word = mode == Mode::Keyword || (mode == Mode::Hybrid && vector.is_some());
+    let text = if by_word { &query.keywords } else { &query.text };
+    let mut options = Metadata::new();
+    if mode != Mode::Dense {
+        options.insert("mode".into(), mode.name().into());
+    }
+    let query = ProviderQuery {
+        text: Some(text.clone()),
+        vector,
+        top_k: depth(request),
+        options,
+        ..ProviderQuery::default()
+    };
+    target.service.backend.search(&target.name, query).await
+}
+
+/// The query's vector where this process makes it. Whatever stands in the way of that (no such
+/// collection, no such model) is for the search itself to say.
+async fn vector(target: &Target, vectors: &QueryVectors<'_>) -> Option<Vec<f32>> {
+    if !target.service.embeds_here() {
+        return None;
+    }
+    let collection = target.service.backend.collection(&target.name).await.ok()?;
+    vectors.get(&collection).await.ok()
+}
+
+fn depth(request: &Request) -> usize {
+    if request.rerank || merge::order(request) == merge::Order::Fused {
+        (request.top_k * DEPTH_FACTOR)
+            .clamp(DEPTH_AT_LEAST, DEPTH_AT_MOST)
+            .max(request.top_k)
+    } else {
+        request.top_k
+    }
+}
+
+#[cfg(test)]
+mod tests;

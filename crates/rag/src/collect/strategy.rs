@@ -1,0 +1,165 @@
+//! What to search for: the message as it was typed, or the topic of the conversation.
+
+use ragstone_core::collection::shorten;
+use ragstone_core::conversation::{MAX_TOPIC_CHARS, QueryVariant};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Strategy {
+    /// There is no topic yet: the message stands alone.
+    FirstMessage,
+    /// The message continues a conversation and may make no sense without its topic.
+    FollowUp,
+}
+
+impl Strategy {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::FirstMessage => "first message (raw query)",
+            Self::FollowUp => "follow-up (contextualized topic)",
+        }
+    }
+}
+
+/// What was decided for one message.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    pub strategy: Strategy,
+    /// At least one; the first counts most and stands for all of them in the answer.
+    pub queries: Vec<QueryVariant>,
+    /// The topic as it now stands.
+    pub topic: Option<String>,
+}
+
+impl Plan {
+    pub fn one(strategy: Strategy, text: String, topic: Option<String>) -> Self {
+        Self {
+            strategy,
+            queries: vec![QueryVariant {
+                keywords: text.clone(),
+                text,
+                weight: 1.0,
+            }],
+            topic,
+        }
+    }
+
+    pub fn query_text(&self) -> &str {
+        self.queries.first().map_or("", |query| query.text.as_str())
+    }
+}
+
+/// Decides by `current_topic`, the topic before this message: without one the message is searched
+/// for as it is; with one, `topic`, which has the message worked in, or else the current one.
+pub fn by_topic(user_message: &str, current_topic: Option<&str>, topic: Option<&str>) -> Plan {
+    let current = current_topic.map(normalise_topic).filter(|text| !text.is_empty());
+    let topic = topic.map(normalise_topic).filter(|text| !text.is_empty());
+    match current {
+        None => Plan::one(Strategy::FirstMessage, user_message.to_owned(), topic),
+        Some(current) => {
+            let topic = topic.unwrap_or(current);
+            Plan::one(Strategy::FollowUp, topic.clone(), Some(topic))
+        }
+    }
+}
+
+/// One line of words with single spaces, without the quotes that models like to put around it, and
+/// of a length that makes sense for a topic.
+pub fn normalise_topic(topic: &str) -> String {
+    let line = topic
+        .split(|c: char| c.is_whitespace() || c.is_control())
+        .filter(|word| !word.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ");
+    let bare = unquoted(&line);
+    match bare.char_indices().nth(MAX_TOPIC_CHARS) {
+        Some((end, _)) => bare[..end].trim_end().to_owned(),
+        None => bare.to_owned(),
+    }
+}
+
+fn unquoted(line: &str) -> &str {
+    for (open, close) in [
+        ('"', '"'),
+        ('\'', '\''),
+        ('`', '`'),
+        ('“', '”'),
+        ('„', '“'),
+        ('«', '»'),
+    ] {
+        let inner = line.strip_prefix(open).and_then(|rest| rest.strip_suffix(close));
+        // Two quoted phrases in one line are not one quoted line.
+        if let Some(inner) = inner.filter(|inner| !inner.contains([open, close])) {
+            return inner.trim();
+        }
+    }
+    line
+}
+
+/// Logs the decision by its name; the text itself only where somebody asked for detail.
+pub(super) fn log(plan: &Plan) {
+    tracing::info!(
+        strategy = plan.strategy.name(),
+        "query strategy: {}",
+        plan.strategy.name()
+    );
+    for query in &plan.queries {
+        tracing::debug!(weight = query.weight, text = shorten(&query.text), "query text");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_message_query_strategy() {
+        for current in [None, Some(""), Some(" \t\n\u{a0}")] {
+            let plan = by_topic("  What is InstructLab? ", current, Some("something else"));
+            assert_eq!(plan.strategy.name(), "first message (raw query)");
+            assert_eq!(
+                plan.query_text(),
+                "  What is InstructLab? ",
+                "the raw message, untouched"
+            );
+        }
+    }
+
+    #[test]
+    fn follow_up_message_query_strategy() {
+        let plan = by_topic(
+            "And the second?",
+            Some("planets"),
+            Some("  the second\n planet  "),
+        );
+        assert_eq!(plan.strategy.name(), "follow-up (contextualized topic)");
+        assert_eq!(plan.query_text(), "the second planet");
+        assert_eq!(plan.topic.as_deref(), Some("the second planet"));
+    }
+
+    #[test]
+    fn query_text_selection_logic() {
+        let without_new_topic = by_topic("And now?", Some(" planets  of the sun "), None);
+        assert_eq!(without_new_topic.query_text(), "planets of the sun");
+        let blank_new_topic = by_topic("And now?", Some("planets"), Some("  "));
+        assert_eq!(blank_new_topic.query_text(), "planets");
+    }
+
+    #[test]
+    fn topics_are_one_plain_line() {
+        for (given, line) in [
+            (" a\tb\r\n c ", "a b c"),
+            ("\"InstructLab and OpenShift AI\"", "InstructLab and OpenShift AI"),
+            ("“quoted”", "quoted"),
+            ("\"one\" and \"two\"", "\"one\" and \"two\""),
+            ("it's", "it's"),
+            ("\"", "\""),
+            ("a\u{0}b", "a b"),
+        ] {
+            assert_eq!(normalise_topic(given), line);
+        }
+        assert_eq!(
+            normalise_topic(&"ä".repeat(2000)).chars().count(),
+            MAX_TOPIC_CHARS
+        );
+    }
+}

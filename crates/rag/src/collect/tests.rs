@@ -1,0 +1,289 @@
+use ragstone_core::provider::RagProvider;
+use serde_json::json;
+
+use super::*;
+use crate::gateway::LocalProvider;
+use crate::test_parts::{LengthReranker, Parts, WordEmbedder, parts};
+
+fn target(parts: &Parts, service: &str, name: &str) -> Target {
+    Target {
+        service: NamedService {
+            name: service.to_owned(),
+            provider: if service == LOCAL {
+                LOCAL
+            } else {
+                "chromadb-wrapper"
+            }
+            .to_owned(),
+            backend: Arc::new(LocalProvider::new(parts.service.clone())),
+        },
+        name: CollectionName::parse(name).unwrap(),
+    }
+}
+
+fn request(parts: &Parts, message: &str, targets: Vec<Target>) -> Request {
+    Request {
+        plan: by_topic(message, None, None),
+        targets,
+        top_k: 5,
+        mode: ModeChoice::Given(Mode::Dense),
+        rerank: false,
+        reranker: Arc::new(LocalProvider::new(parts.service.clone())) as Arc<dyn RagProvider>,
+        expand: None,
+    }
+}
+
+fn found(collected: &Collected) -> Vec<String> {
+    collected
+        .hits
+        .iter()
+        .map(|hit| format!("{}/{}/{}", hit.service, hit.collection, hit.document.id))
+        .collect()
+}
+
+/// Collections that share connection and model share the query's vector.
+#[tokio::test]
+async fn embedding_cache_efficiency() {
+    let words = WordEmbedder::new("words");
+    let other = WordEmbedder::new("other");
+    let parts = parts(Models::new(vec![words.clone(), other.clone()], None));
+    for (name, metadata) in [
+        ("a", json!({"embedding_model": "words"})),
+        ("b", json!({"embedding_model": "words"})),
+        ("c", json!({"embedding_model": "words"})),
+        ("d", json!({"embedding_model": "other"})),
+        (
+            "e",
+            json!({"embedding_model": "words", "embedding_provider": "elsewhere"}),
+        ),
+    ] {
+        parts
+            .collection(name, metadata, &["red apple", "green pear"])
+            .await;
+    }
+    let (words_before, other_before) = (words.calls(), other.calls());
+    let targets = ["a", "b", "c", "d", "e"]
+        .map(|name| target(&parts, LOCAL, name))
+        .to_vec();
+    let collected = collect(&parts.service.models, &request(&parts, "apple", targets)).await;
+    assert!(collected.warnings.is_empty(), "{:?}", collected.warnings);
+    assert_eq!(
+        words.calls() - words_before,
+        2,
+        "once for each of the two connections"
+    );
+    assert_eq!(other.calls() - other_before, 1);
+    assert_eq!(collected.embedding_cache_hits, 2);
+}
+
+#[tokio::test]
+async fn what_embeds_itself_is_sent_the_text() {
+    let words = WordEmbedder::new("words");
+    let parts = parts(Models::new(vec![words.clone()], None));
+    for name in ["a", "b"] {
+        parts
+            .collection(name, json!({"embedding_model": "words"}), &["red apple"])
+            .await;
+    }
+    let before = words.calls();
+    let targets = vec![target(&parts, "far", "a"), target(&parts, "far", "b")];
+    let collected = collect(&parts.service.models, &request(&parts, "apple", targets)).await;
+    assert_eq!(collected.embedding_cache_hits, 0);
+    assert_eq!(words.calls() - before, 2, "each search embeds for itself");
+    assert_eq!(collected.hits.len(), 2);
+}
+
+#[tokio::test]
+async fn hits_of_all_collections_are_merged_by_distance() {
+    let parts = parts(Models::new(vec![WordEmbedder::new("words")], None));
+    let metadata = json!({"embedding_model": "words"});
+    parts
+        .collection("a", metadata.clone(), &["red apple tree garden", "stone wall"])
+        .await;
+    parts.collection("b", metadata, &["red apple", "blue sky"]).await;
+    let targets = vec![target(&parts, LOCAL, "a"), target(&parts, "far", "b")];
+    let mut request = request(&parts, "red apple", targets);
+    request.top_k = 2;
+    let collected = collect(&parts.service.models, &request).await;
+    assert_eq!(found(&collected), ["far/b/0", "local/a/0"]);
+}
+
+#[tokio::test]
+async fn a_collection_that_fails_is_a_warning() {
+    let parts = parts(Models::new(vec![WordEmbedder::new("words")], None));
+    parts
+        .collection("a", json!({"embedding_model": "words"}), &["red apple"])
+        .await;
+    parts
+        .collection("b", json!({"embedding_model": "gone"}), &[])
+        .await;
+    let targets = vec![
+        target(&parts, LOCAL, "missing"),
+        target(&parts, LOCAL, "a"),
+        target(&parts, LOCAL, "b"),
+    ];
+    let collected = collect(&parts.service.models, &request(&parts, "apple", targets)).await;
+    assert_eq!(found(&collected), ["local/a/0"]);
+    assert_eq!(
+        collected.warnings,
+        [
+            "local/missing: Collection 'missing' not found",
+            "local/b: Embedding model 'gone' not loaded. Available models: words",
+        ]
+    );
+    let nothing = vec![target(&parts, LOCAL, "missing")];
+    let collected = collect(&parts.service.models, &request(&parts, "apple", nothing)).await;
+    assert_eq!(
+        (collected.grade, collected.hits.len(), collected.warnings.len()),
+        (Grade::None, 0, 1)
+    );
+}
+
+#[tokio::test]
+async fn each_collection_has_thresholds_of_its_own() {
+    let parts = parts(Models::new(vec![WordEmbedder::new("words")], None));
+    let text = ["red apple tree garden"];
+    for (name, matching, partial) in [("strict", 0.0, 0.001), ("middle", 0.0, 1.0), ("loose", 1.0, 1.0)] {
+        let metadata =
+            json!({"embedding_model": "words", "match_threshold": matching, "partial_threshold": partial});
+        parts.collection(name, metadata, &text).await;
+    }
+    let grade = async |names: &[&str]| {
+        let targets = names.iter().map(|name| target(&parts, LOCAL, name)).collect();
+        let collected = collect(&parts.service.models, &request(&parts, "red apple", targets)).await;
+        (
+            collected.grade.name(),
+            collected
+                .hits
+                .iter()
+                .map(|hit| hit.grade.name())
+                .collect::<Vec<_>>(),
+        )
+    };
+    assert_eq!(grade(&["strict"]).await, ("none", vec!["none"]));
+    assert_eq!(grade(&["middle"]).await, ("partial", vec!["partial"]));
+    assert_eq!(
+        grade(&["strict", "loose"]).await,
+        ("match", vec!["none", "match"])
+    );
+}
+
+#[tokio::test]
+async fn reranking_orders_what_all_collections_gave() {
+    let parts = parts(Models::new(
+        vec![WordEmbedder::new("words")],
+        Some(Arc::new(LengthReranker)),
+    ));
+    let metadata = json!({"embedding_model": "words"});
+    parts
+        .collection(
+            "a",
+            metadata.clone(),
+            &["apple", "a very long text about something else"],
+        )
+        .await;
+    parts.collection("b", metadata, &["apple pie"]).await;
+    let targets = vec![target(&parts, LOCAL, "a"), target(&parts, "far", "b")];
+    let request = Request {
+        rerank: true,
+        top_k: 2,
+        ..request(&parts, "apple", targets)
+    };
+    let collected = collect(&parts.service.models, &request).await;
+    assert!(collected.reranked);
+    assert_eq!(found(&collected), ["local/a/1", "far/b/0"]);
+    assert_eq!(collected.hits[0].extra["original_rank"], 3);
+}
+
+/// Texts of one service never reach another: only where all hits are from one is it asked to rerank.
+#[tokio::test]
+async fn without_a_model_here_a_service_reranks_its_own() {
+    let here = parts(Models::new(vec![WordEmbedder::new("words")], None));
+    let there = parts(Models::new(
+        vec![WordEmbedder::new("words")],
+        Some(Arc::new(LengthReranker)),
+    ));
+    let metadata = json!({"embedding_model": "words"});
+    here.collection("a", metadata.clone(), &["apple"]).await;
+    there
+        .collection("b", metadata, &["apple", "something longer"])
+        .await;
+    let both = async |targets: Vec<Target>| {
+        let request = Request {
+            rerank: true,
+            ..request(&here, "apple", targets)
+        };
+        collect(&here.service.models, &request).await
+    };
+    let own = both(vec![target(&there, "far", "b")]).await;
+    assert!(own.reranked);
+    assert_eq!(found(&own), ["far/b/1", "far/b/0"]);
+    let mixed = both(vec![target(&here, LOCAL, "a"), target(&there, "far", "b")]).await;
+    assert!(!mixed.reranked);
+    assert_eq!(mixed.hits.len(), 3);
+    assert!(
+        mixed.warnings[0].contains("Cross-encoder not loaded"),
+        "{:?}",
+        mixed.warnings
+    );
+}
+
+#[tokio::test]
+async fn siblings_come_from_the_hits_own_collection() {
+    let parts = parts(Models::new(vec![WordEmbedder::new("words")], None));
+    parts
+        .collection(
+            "a",
+            json!({"embedding_model": "words"}),
+            &["apple", "stone", "wall"],
+        )
+        .await;
+    let request = Request {
+        top_k: 1,
+        expand: Some(Expand {
+            field: "section".to_owned(),
+            max_chars: None,
+        }),
+        ..request(&parts, "stone", vec![target(&parts, LOCAL, "a")])
+    };
+    let collected = collect(&parts.service.models, &request).await;
+    let siblings = collected.hits[0].extra["siblings"].as_array().unwrap();
+    let texts: Vec<&str> = siblings
+        .iter()
+        .map(|sibling| sibling["text"].as_str().unwrap())
+        .collect();
+    assert_eq!(texts, ["apple", "stone", "wall"]);
+}
+
+/// A document that both wordings find beats one that a single wording finds.
+#[tokio::test]
+async fn several_wordings_are_fused_by_their_weight() {
+    use ragstone_core::conversation::QueryVariant;
+    let parts = parts(Models::new(vec![WordEmbedder::new("words")], None));
+    parts
+        .collection(
+            "a",
+            json!({"embedding_model": "words"}),
+            &["apple", "stone", "apple stone"],
+        )
+        .await;
+    let wording = |text: &str, weight: f64| QueryVariant {
+        text: text.to_owned(),
+        keywords: text.to_owned(),
+        weight,
+    };
+    let order = async |apple: f64, stone: f64| {
+        let request = Request {
+            plan: Plan {
+                queries: vec![wording("apple", apple), wording("stone", stone)],
+                ..by_topic("apple", None, None)
+            },
+            mode: ModeChoice::Best,
+            ..request(&parts, "apple", vec![target(&parts, LOCAL, "a")])
+        };
+        found(&collect(&parts.service.models, &request).await)
+    };
+    assert_eq!(order(0.5, 0.5).await[0], "local/a/2");
+    assert_eq!(order(0.95, 0.05).await[0], "local/a/0");
+    assert_eq!(order(0.05, 0.95).await[0], "local/a/1");
+}

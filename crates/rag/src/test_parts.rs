@@ -1,0 +1,141 @@
+//! Parts for tests: a store in a folder that goes away, and models that need no files.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use async_trait::async_trait;
+use ragstone_core::model::{
+    EmbedInput, Embedder, Embedding, ModelError, ModelIdentity, ModelInfo, Reranker, Role,
+};
+use ragstone_core::store::Store;
+use ragstone_store::{SqliteStore, StoreOptions};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::{Models, Service};
+
+const DIMENSIONS: usize = 64;
+
+/// Texts with the same words are near each other. Counts how often it is asked.
+pub(crate) struct WordEmbedder {
+    info: ModelInfo,
+    pub(crate) calls: AtomicUsize,
+}
+
+impl WordEmbedder {
+    pub(crate) fn new(id: &str) -> Arc<Self> {
+        let identity = ModelIdentity {
+            id: id.to_owned(),
+            version: "1".to_owned(),
+            dimensions: DIMENSIONS,
+        };
+        Arc::new(Self {
+            info: ModelInfo {
+                identity,
+                name: format!("words/{id}"),
+                max_tokens: None,
+            },
+            calls: AtomicUsize::new(0),
+        })
+    }
+
+    pub(crate) fn calls(&self) -> usize {
+        self.calls.load(Ordering::Relaxed)
+    }
+}
+
+fn word_vector(text: &str) -> Vec<f32> {
+    let mut vector = vec![0.01; DIMENSIONS];
+    for word in text
+        .to_lowercase()
+        .split(|c: char| !c.is_alphanumeric())
+        .filter(|word| !word.is_empty())
+    {
+        let hash = word.bytes().fold(7usize, |hash, byte| {
+            hash.wrapping_mul(31).wrapping_add(byte.into())
+        });
+        vector[hash % DIMENSIONS] += 1.0;
+    }
+    vector
+}
+
+#[async_trait]
+impl Embedder for WordEmbedder {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    async fn embed(&self, inputs: Vec<EmbedInput>, _: Role) -> Result<Vec<Embedding>, ModelError> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        let embed = |input| match input {
+            EmbedInput::Text(text) => Embedding {
+                vector: word_vector(&text),
+                tokens: 1,
+                truncated: false,
+            },
+            EmbedInput::Tokens(_) => unreachable!("tests send texts"),
+        };
+        Ok(inputs.into_iter().map(embed).collect())
+    }
+}
+
+/// The longer the text, the better; a text with `fail` in it fails.
+pub(crate) struct LengthReranker;
+
+#[async_trait]
+impl Reranker for LengthReranker {
+    fn name(&self) -> &str {
+        "length"
+    }
+
+    async fn score(&self, _: &str, texts: Vec<String>) -> Result<Vec<f32>, ModelError> {
+        if texts.iter().any(|text| text.contains("fail")) {
+            return Err(ModelError::Failed("the model failed".to_owned()));
+        }
+        Ok(texts.iter().map(|text| text.len() as f32).collect())
+    }
+}
+
+pub(crate) struct Parts {
+    pub(crate) service: Service,
+    pub(crate) store: Arc<SqliteStore>,
+    _folder: TempDir,
+}
+
+pub(crate) fn parts(models: Models) -> Parts {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Arc::new(SqliteStore::open(folder.path(), StoreOptions::default()).unwrap());
+    let service = Service {
+        store: Arc::clone(&store) as Arc<dyn Store>,
+        models: Arc::new(models),
+    };
+    Parts {
+        service,
+        store,
+        _folder: folder,
+    }
+}
+
+impl Parts {
+    /// A collection with documents `0`, `1`, … of these texts, all in section `s`.
+    pub(crate) async fn collection(&self, name: &str, metadata: Value, texts: &[&str]) {
+        let name = ragstone_core::CollectionName::parse(name).unwrap();
+        let metadata = metadata.as_object().unwrap().clone();
+        self.service
+            .store
+            .create_collection(&name, metadata)
+            .await
+            .unwrap();
+        let raw = texts
+            .iter()
+            .enumerate()
+            .map(|(n, text)| json!({"id": n.to_string(), "text": text, "metadata": {"section": "s"}}));
+        let raw = serde_json::from_value(raw.collect()).unwrap();
+        let documents = ragstone_core::document::check_documents(raw).unwrap();
+        if !documents.is_empty() {
+            crate::documents::add(&self.service, &name, documents)
+                .await
+                .unwrap();
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! `/api/rag/collect`: what a message is about, from many collections at once.
+
+use axum::Json;
+use axum::extract::State;
+use ragstone_core::collection::CollectionName;
+use ragstone_core::document::Metadata;
+use ragstone_core::error::InvalidInput;
+use ragstone_rag::collect::{self, Collected, CollectedHit, ModeChoice, Plan, Request, Target};
+use ragstone_rag::conversations::{self, ConversationId};
+use ragstone_rag::search::Mode;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::super::documents::DocumentBody;
+use super::super::error::{ApiError, ErrorBody};
+use super::super::extract::JsonBody;
+use super::super::query::{ExpandBody, MAX_COLLECTIONS, check_top_k};
+use super::super::state::AppState;
+use super::named;
+
+const DEFAULT_TOP_K: i64 = 5;
+
+#[derive(Deserialize, ToSchema)]
+#[schema(example = json!({
+    "user_message": "Does it integrate with OpenShift AI?", "current_topic": "InstructLab",
+    "topic": "InstructLab and OpenShift AI integration", "collections": [{"service": "local", "name": "manuals"}], "top_k": 5,
+}))]
+pub struct CollectBody {
+    /// What the user typed.
+    user_message: String,
+    /// The topic before this message; empty or absent for the first one, which is searched for as it is.
+    current_topic: Option<String>,
+    /// The topic with this message worked in, which a follow-up is searched by.
+    topic: Option<String>,
+    /// With it the server keeps the topic itself, and the two fields above are ignored.
+    conversation_id: Option<String>,
+    collections: Vec<CollectionChoice>,
+    /// How many results of all collections together; 5 unless given.
+    top_k: Option<i64>,
+    /// `dense`, `keyword` or `hybrid`, for services that have it. Unless given: `dense`, and in a
+    /// conversation `hybrid` for the collections of this server.
+    mode: Option<String>,
+    /// Reorder by a cross-encoder: that of this server, or of the one service that all results are from.
+    rerank: Option<bool>,
+    /// Also return the documents that share this metadata field with a result.
+    expand: Option<ExpandBody>,
+}
+
+#[derive(Deserialize, ToSchema)]
+pub struct CollectionChoice {
+    service: Option<String>,
+    name: Option<String>,
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(example = json!({
+    "strategy": "follow-up (contextualized topic)", "query_text": "InstructLab and OpenShift AI integration",
+    "topic": "InstructLab and OpenShift AI integration", "result": "match", "reranked": false, "warnings": [],
+    "results": [{"id": "intro", "text": "InstructLab runs on OpenShift AI.", "metadata": {}, "distance": 0.21, "score": 0.895,
+        "service": "local", "collection": "manuals", "result": "match"}],
+}))]
+pub struct CollectAnswer {
+    /// `first message (raw query)` or `follow-up (contextualized topic)`.
+    strategy: &'static str,
+    /// What was searched for.
+    query_text: String,
+    /// The topic as it stands after this message; null where there is none.
+    topic: Option<String>,
+    /// How good the best result is, by the `match_threshold` and `partial_threshold` (cosine distances)
+    /// in the metadata of its collection: `match`, `partial` or `none`.
+    result: &'static str,
+    /// Best first.
+    results: Vec<CollectResult>,
+    /// Whether reranking was asked for and done.
+    reranked: bool,
+    /// Collections that could not be searched, and whatever else could not be done as asked.
+    warnings: Vec<String>,
+}
+
+#[derive(Serialize, ToSchema)]
+struct CollectResult {
+    #[serde(flatten)]
+    document: DocumentBody,
+    /// Cosine distance, 0 to 2; null where the service ranked by something else.
+    distance: Option<f32>,
+    score: Option<f64>,
+    service: String,
+    collection: String,
+    /// How good this one is, by the thresholds of its collection.
+    result: &'static str,
+    /// What the service, reranking and expanding add: `rerank_score`, `original_rank`, `siblings`, …
+    #[serde(flatten)]
+    #[schema(value_type = Object)]
+    extra: Metadata,
+}
+
+impl From<CollectedHit> for CollectResult {
+    fn from(hit: CollectedHit) -> Self {
+        Self {
+            document: hit.document.into(),
+            distance: hit.distance,
+            score: hit.score,
+            service: hit.service,
+            collection: hit.collection.to_string(),
+            result: hit.grade.name(),
+            extra: hit.extra,
+        }
+    }
+}
+
+impl CollectAnswer {
+    fn new(plan: Plan, collected: Collected) -> Self {
+        Self {
+            strategy: plan.strategy.name(),
+            query_text: plan.query_text().to_owned(),
+            topic: plan.topic,
+            result: collected.grade.name(),
+            results: collected.hits.into_iter().map(Into::into).collect(),
+            reranked: collected.reranked,
+            warnings: collected.warnings,
+        }
+    }
+}
+
+/// Find what a message of a conversation is about, in many collections at once.
+#[utoipa::path(
+    post, path = "/api/rag/collect", tag = "gateway", request_body = CollectBody,
+    responses(
+        (status = 200, body = CollectAnswer, description = "Also when some or all collections could not be searched: the warnings say so"),
+        (status = 400, body = ErrorBody, description = "Something required is missing or malformed"),
+        (status = 404, body = ErrorBody, description = "No such service"),
+    ),
+)]
+pub async fn collect(
+    State(state): State<AppState>,
+    JsonBody(body): JsonBody<CollectBody>,
+) -> Result<Json<CollectAnswer>, ApiError> {
+    if body.user_message.trim().is_empty() {
+        return Err(ApiError::bad_request("'user_message' must not be empty"));
+    }
+    let top_k = check_top_k(body.top_k.unwrap_or(DEFAULT_TOP_K), &state.limits)?;
+    let mode = match &body.mode {
+        Some(name) => ModeChoice::Given(Mode::parse(name)?),
+        None if body.conversation_id.is_some() => ModeChoice::Best,
+        None => ModeChoice::Given(Mode::Dense),
+    };
+    let targets = targets(&state, body.collections)?;
+    let plan = match body.conversation_id {
+        Some(id) => {
+            let id = ConversationId::parse(id)?;
+            conversations::advance(
+                &state.conversations,
+                &id,
+                &body.user_message,
+                conversations::now(),
+            )
+            .await?
+        }
+        None => collect::by_topic(
+            &body.user_message,
+            body.current_topic.as_deref(),
+            body.topic.as_deref(),
+        ),
+    };
+    let request = Request {
+        plan,
+        targets,
+        top_k,
+        mode,
+        rerank: body.rerank.unwrap_or(false),
+        reranker: state.gateway.local(),
+        expand: body.expand.map(Into::into),
+    };
+    let collected = collect::collect(&state.service.models, &request).await;
+    metrics::counter!("ragstone_collects_total", "result" => collected.grade.name()).increment(1);
+    metrics::counter!("ragstone_embedding_cache_hits_total").increment(collected.embedding_cache_hits);
+    Ok(Json(CollectAnswer::new(request.plan, collected)))
+}
+
+/// The collections that are named, each once.
+fn targets(state: &AppState, choices: Vec<CollectionChoice>) -> Result<Vec<Target>, ApiError> {
+    if choices.is_empty() {
+        return Err(ApiError::bad_request(
+            "'collections' must name at least one collection",
+        ));
+    }
+    if choices.len() > MAX_COLLECTIONS {
+        let message = format!(
+            "'collections' names {} collections; at most {MAX_COLLECTIONS} are allowed",
+            choices.len()
+        );
+        return Err(ApiError::bad_request(message));
+    }
+    let mut targets: Vec<Target> = Vec::with_capacity(choices.len());
+    for (index, choice) in choices.into_iter().enumerate() {
+        let service = named(state, choice.service.as_deref())?.clone();
+        let missing = || {
+            InvalidInput::new(format!(
+                "Collection at index {index} missing required 'name' field"
+            ))
+        };
+        let name = CollectionName::parse(choice.name.ok_or_else(missing)?)?;
+        if !targets
+            .iter()
+            .any(|known| known.service.name == service.name && known.name == name)
+        {
+            targets.push(Target { service, name });
+        }
+    }
+    Ok(targets)
+}

@@ -1,0 +1,130 @@
+//! A service that is down, hangs or talks nonsense is reported, and the others answer.
+
+use std::sync::Arc;
+
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+use super::{add, create, nobody, services, with_model};
+use crate::support::{Server, Setup};
+
+/// A server that answers every request with this text, or never, where there is none.
+async fn answering(text: impl Into<String>) -> String {
+    let text: Arc<str> = text.into().into();
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("its address");
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let text = Arc::clone(&text);
+            tokio::spawn(async move {
+                let _ = stream.read(&mut [0; 4096]).await;
+                if text.is_empty() {
+                    std::future::pending::<()>().await;
+                }
+                let _ = stream.write_all(text.as_bytes()).await;
+            });
+        }
+    });
+    format!("http://{address}")
+}
+
+/// A whole answer with this status line and these headers.
+fn answer(head: &str, body: &str) -> String {
+    format!("HTTP/1.1 {head}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+}
+
+async fn beside(url: &str) -> Server {
+    with_model(Setup::serve())
+        .config(&services(&[("bad", url)]))
+        .start()
+        .await
+}
+
+#[tokio::test]
+async fn a_service_that_is_down_is_reported_and_not_fatal() {
+    let server = beside(&nobody()).await;
+    create(&server, "local", "c", json!({})).await;
+    add(&server, "local", "c", &["one", "two"]).await;
+
+    let all = server.get("/api/collections").await.ok();
+    assert_eq!(all["collections"].as_array().unwrap().len(), 1);
+    assert_eq!(all["services"][0]["status"], "healthy");
+    assert_eq!(
+        (&all["services"][1]["name"], &all["services"][1]["status"]),
+        (&json!("bad"), &json!("unhealthy"))
+    );
+
+    let services = server.get("/api/services").await.ok();
+    let health = &services["services"][1]["health"];
+    assert_eq!(health["status"], "unhealthy", "{services}");
+    assert!(
+        health["details"]["error"].as_str().unwrap().contains("bad"),
+        "{health}"
+    );
+    assert!(
+        health["latency_ms"].is_f64() && health["timestamp"].as_str().unwrap().ends_with('Z'),
+        "{health}"
+    );
+
+    let body = json!({"user_message": "one", "collections": [{"service": "bad", "name": "c"}, {"service": "local", "name": "c"}]});
+    let collected = server.post("/api/rag/collect", body).await.ok();
+    assert_eq!(collected["results"].as_array().unwrap().len(), 2);
+    assert!(
+        collected["warnings"][0].as_str().unwrap().starts_with("bad/c: "),
+        "{collected}"
+    );
+}
+
+#[tokio::test]
+async fn no_answer_is_a_bad_gateway_however_often_it_is_asked() {
+    let server = beside(&nobody()).await;
+    for attempt in 0..8 {
+        let detail = server.get("/api/collections/c?service=bad").await.refused(502);
+        assert!(detail.contains("'bad'"), "{attempt}: {detail}");
+    }
+    let left_alone = server.get("/api/collections/c?service=bad").await;
+    assert!(left_alone.headers.contains_key("retry-after"), "{left_alone:?}");
+}
+
+#[tokio::test]
+async fn nonsense_is_a_bad_gateway() {
+    for (nonsense, reason) in [
+        (
+            answer("200 OK\r\ncontent-type: application/json", r#"{"a": 1}"#),
+            "cannot be used",
+        ),
+        (answer("200 OK", "<html"), "cannot be used"),
+        (answer("500 Oops", r#"{"detail":"db at 10.1"}"#), "status 500"),
+        (answer("302 Found\r\nlocation: http://10.0.0.1/", ""), "'bad'"),
+        (
+            "HTTP/1.1 200 OK\r\ncontent-length: 50\r\n\r\n{\"name\":".to_owned(),
+            "'bad'",
+        ),
+    ] {
+        let server = beside(&answering(nonsense).await).await;
+        let detail = server.get("/api/collections/c?service=bad").await.refused(502);
+        assert!(detail.contains(reason) && !detail.contains("10."), "{detail}");
+    }
+}
+
+#[tokio::test]
+async fn past_its_deadline_a_service_is_a_gateway_timeout() {
+    let yaml = services(&[("bad", &answering("").await)]).replace("timeoutMs: 2000", "timeoutMs: 200");
+    let server = with_model(Setup::serve()).config(&yaml).start().await;
+    let detail = server.get("/api/collections/c?service=bad").await.refused(504);
+    assert!(detail.contains("'bad'") && detail.contains("200 ms"), "{detail}");
+}
+
+#[tokio::test]
+async fn a_4xx_passes_through_with_everything_it_says() {
+    let head = "429 Slow Down\r\ncontent-type: application/problem+json\r\nretry-after: 7";
+    let url = answering(answer(head, r#"{"why":"full"}"#)).await;
+    let server = beside(&url).await;
+    let answer = server
+        .post("/api/collections", json!({"service": "bad", "name": "c"}))
+        .await;
+    assert_eq!((answer.status, answer.text.as_str()), (429, r#"{"why":"full"}"#));
+    assert_eq!(answer.header("content-type"), "application/problem+json");
+    assert_eq!(answer.header("retry-after"), "7");
+}

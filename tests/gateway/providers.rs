@@ -1,0 +1,151 @@
+//! What can be connected: `/api/providers` and `/api/services`.
+
+use serde_json::{Value, json};
+
+use super::{Pair, nobody, pair};
+use crate::support::{Setup, plain};
+
+#[tokio::test]
+async fn every_kind_has_a_schema_that_a_form_can_be_drawn_from() {
+    let server = plain().await;
+    let providers = server.get("/api/providers").await.ok();
+    for provider in providers["providers"].as_array().unwrap() {
+        let id = provider["id"].as_str().unwrap();
+        let schema = server.get(&format!("/api/providers/{id}/schema")).await.ok();
+        assert_eq!(schema["type"], "object", "{id}");
+        for (name, field) in schema["properties"].as_object().unwrap() {
+            assert!(
+                field["title"].is_string() && field["description"].is_string(),
+                "{id}.{name}: {field}"
+            );
+        }
+    }
+    let schema = server.get("/api/providers/chromadb-wrapper/schema").await.ok();
+    assert_eq!(schema["required"], json!(["url"]));
+    assert!(schema["properties"]["timeoutMs"]["default"].is_u64(), "{schema}");
+    assert_eq!(
+        server.get("/api/providers/x/schema").await.refused(404),
+        "Provider \"x\" not found"
+    );
+    server
+        .post("/api/providers/x/test", json!({"config": {}}))
+        .await
+        .refused(404);
+}
+
+async fn tried(server: &crate::support::Server, id: &str, config: Value) -> crate::support::Answer {
+    server
+        .post(&format!("/api/providers/{id}/test"), json!({ "config": config }))
+        .await
+}
+
+#[tokio::test]
+async fn a_connection_is_tried_before_it_is_used() {
+    let Pair { near, far } = pair().await;
+    let health = tried(&near, "chromadb-wrapper", json!({"url": far.url("")}))
+        .await
+        .ok();
+    assert_eq!(health["status"], "healthy", "{health}");
+    assert!(
+        health["message"].is_string() && health["latency_ms"].is_f64(),
+        "{health}"
+    );
+    assert!(health["timestamp"].as_str().unwrap().ends_with('Z'), "{health}");
+    assert_eq!(health["details"]["embedding_models"][0]["id"], "tiny");
+    let dead = json!({"url": nobody(), "retry": {"maxAttempts": 1}, "timeoutMs": 2000});
+    assert_eq!(
+        tried(&near, "chromadb-wrapper", dead).await.ok()["status"],
+        "unhealthy"
+    );
+    assert_eq!(tried(&near, "local", json!({})).await.ok()["status"], "healthy");
+}
+
+#[tokio::test]
+async fn a_configuration_that_does_not_fit_is_refused_by_field() {
+    let server = plain().await;
+    for (id, config, field) in [
+        ("chromadb-wrapper", json!({}), "url"),
+        ("chromadb-wrapper", json!({"url": 7}), "url"),
+        ("chromadb-wrapper", json!({"url": "no address"}), "url"),
+        (
+            "chromadb-wrapper",
+            json!({"url": "http://127.0.0.1", "timeoutMs": "x"}),
+            "timeoutMs",
+        ),
+        (
+            "chromadb-wrapper",
+            json!({"url": "http://127.0.0.1", "tiemout": 1}),
+            "tiemout",
+        ),
+        (
+            "chromadb-wrapper",
+            json!({"url": "http://127.0.0.1", "auth": {"type": "bearer"}}),
+            "auth.token",
+        ),
+        (
+            "chromadb-wrapper",
+            json!({"url": "http://127.0.0.1", "auth": {"type": "bearer", "token": "${HOME}"}}),
+            "auth.token",
+        ),
+        ("local", json!({"url": "http://127.0.0.1"}), "url"),
+    ] {
+        let detail = tried(&server, id, config).await.refused(400);
+        assert!(detail.contains(field), "{detail}");
+    }
+    let detail = server
+        .post("/api/providers/local/test", json!({}))
+        .await
+        .refused(400);
+    assert_eq!(detail, "Field 'config' is required");
+}
+
+/// A server that others can reach does not reach into its own network for them.
+#[tokio::test]
+async fn private_addresses_are_for_those_who_are_on_the_machine() {
+    let open = Setup::without_models()
+        .arg("--host")
+        .arg("0.0.0.0")
+        .arg("--allow-no-key")
+        .start()
+        .await;
+    let inside = json!({"url": nobody(), "retry": {"maxAttempts": 1}});
+    let answer = tried(&open, "chromadb-wrapper", inside).await;
+    assert!(
+        answer.status == 400 || answer.json()["status"] == "unhealthy",
+        "{answer:?}"
+    );
+    assert!(
+        !answer.text.to_lowercase().contains("refused"),
+        "nothing can be learned of ports inside: {answer:?}"
+    );
+}
+
+#[tokio::test]
+async fn services_are_wrong_before_the_start_and_not_after_it() {
+    for (yaml, named) in [
+        (
+            "services: {far: {provider: chromadb-wrapper}}",
+            "services.far.url",
+        ),
+        (
+            "services: {far: {provider: nonesuch, url: 'http://127.0.0.1'}}",
+            "nonesuch",
+        ),
+        (
+            "services: {local: {provider: chromadb-wrapper, url: 'http://127.0.0.1'}}",
+            "services.local",
+        ),
+        (
+            "services: {far: {provider: chromadb-wrapper, url: 'http://127.0.0.1', auth: {type: bearer, token: '${NOT_SET_ANYWHERE}'}}}",
+            "NOT_SET_ANYWHERE",
+        ),
+        (
+            "services: {far: {provider: chromadb-wrapper, url: 'http://127.0.0.1', tiemout: 3}}",
+            "tiemout",
+        ),
+        ("conversations: {ttlSeconds: 0}", "ttlSeconds"),
+    ] {
+        let finished = Setup::without_models().config(yaml).run();
+        assert!(finished.failed_with(78).contains(named), "{finished:?}");
+    }
+}

@@ -1,0 +1,20 @@
+//! One module per requirement, one test per scenario, each named after it.
+
+mod agent_memory_and_rag;
+mod base_rag_provider_interface;
+mod collection_metadata_merge_mode;
+mod collection_metadata_storage;
+mod collection_specific_embedding_model_retrieval;
+mod cross_encoder_health_reporting;
+mod cross_encoder_model_discovery;
+mod cross_encoder_model_initialization;
+mod cross_encoder_reranking_endpoint;
+mod cross_encoder_reranking_method;
+mod document_storage_with_precomputed_embeddings;
+mod embedding_model_configuration_loading;
+mod embedding_model_discovery;
+mod empty_collection_endpoint;
+mod hybrid_query_strategy_for_contextual_continuity;
+mod metadata_based_document_querying;
+mod metadata_field_values_endpoint;
+mod rag_provider_registry_integration;
