@@ -1,0 +1,365 @@
+//! From a text to chunks that know where they stand.
+//!
+//! A chunk never crosses a section. Its id is made of the source, the section and its place in the
+//! section, so that the same text under the same heading keeps its id when other parts of the
+//! document change, and what changed replaces what was there.
+
+use std::collections::HashMap;
+
+use ragstone_core::document::{Document, DocumentId, Metadata};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use text_splitter::{ChunkConfig, MarkdownSplitter, TextSplitter};
+
+use super::outline::{DocType, Outline, Section, outline};
+use super::read::{Body, Text};
+use super::size::TokenSizer;
+
+/// Metadata keys. Filters and sibling gathering rely on the names.
+pub mod keys {
+    pub const SOURCE: &str = "source";
+    pub const TITLE: &str = "title";
+    pub const SECTION_ID: &str = "section_id";
+    pub const SECTION_PATH: &str = "section_path";
+    pub const CHAPTER_ID: &str = "chapter_id";
+    pub const DOC_TYPE: &str = "doc_type";
+    pub const POSITION: &str = "position";
+    pub const CONTENT_HASH: &str = "content_hash";
+}
+
+const MAX_ID_BYTES: usize = 512;
+const MAX_SLUG_CHARS: usize = 60;
+
+/// One piece of a document, ready to be embedded and stored.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Chunk {
+    pub document: Document,
+    pub content_hash: String,
+    /// In the model's tokens, about.
+    pub tokens: usize,
+}
+
+/// Where a text comes from and what else is known of it.
+#[derive(Debug, Clone, Default)]
+pub struct Origin {
+    pub source: String,
+    /// When the text itself has no title.
+    pub fallback_title: String,
+}
+
+pub struct Splitter {
+    sizer: TokenSizer,
+    chunk_tokens: usize,
+}
+
+/// A part of a text with the metadata that its chunks share.
+struct Part<'a> {
+    text: &'a str,
+    section_id: String,
+    section_path: Vec<String>,
+    chapter_id: String,
+    blocks: Blocks<'a>,
+}
+
+enum Blocks<'a> {
+    /// Of one kind throughout.
+    All(DocType),
+    /// Relative to the text they stand in, whose part begins at `offset`.
+    Markdown {
+        blocks: &'a [(DocType, std::ops::Range<usize>)],
+        offset: usize,
+    },
+}
+
+impl Splitter {
+    pub fn new(sizer: TokenSizer, chunk_tokens: usize) -> Self {
+        Self { sizer, chunk_tokens }
+    }
+
+    pub fn split(&self, origin: &Origin, text: &Text) -> Vec<Chunk> {
+        match &text.body {
+            Body::Markdown(markdown) => self.split_markdown(origin, text.title.clone(), markdown),
+            Body::Plain(plain) => self.split_whole(origin, text, plain, DocType::Paragraph),
+            Body::Code(code) => self.split_whole(origin, text, code, DocType::Code),
+            Body::Pages(pages) => self.split_pages(origin, text, pages),
+        }
+    }
+
+    /// The pieces of a text without structure, at most as large as a chunk may be.
+    pub fn pieces<'t>(&self, text: &'t str) -> Vec<&'t str> {
+        // No more tokens than bytes: what is that short needs no counting.
+        if text.len() <= self.chunk_tokens {
+            return Some(text.trim())
+                .filter(|piece| !piece.is_empty())
+                .into_iter()
+                .collect();
+        }
+        TextSplitter::new(ChunkConfig::new(self.chunk_tokens).with_sizer(&self.sizer))
+            .chunks(text)
+            .collect()
+    }
+
+    pub fn tokens(&self, text: &str) -> usize {
+        text_splitter::ChunkSizer::size(&self.sizer, text)
+    }
+
+    fn split_whole(&self, origin: &Origin, text: &Text, body: &str, kind: DocType) -> Vec<Chunk> {
+        let title = text
+            .title
+            .clone()
+            .unwrap_or_else(|| origin.fallback_title.clone());
+        let part = Part {
+            text: body,
+            section_id: origin.source.clone(),
+            section_path: Vec::new(),
+            chapter_id: origin.source.clone(),
+            blocks: Blocks::All(kind),
+        };
+        let mut chunks = Vec::new();
+        self.add_part(&mut chunks, origin, &title, &part);
+        chunks
+    }
+
+    fn split_pages(&self, origin: &Origin, text: &Text, pages: &[String]) -> Vec<Chunk> {
+        let title = text
+            .title
+            .clone()
+            .unwrap_or_else(|| origin.fallback_title.clone());
+        let mut chunks = Vec::new();
+        for (index, page) in pages.iter().enumerate() {
+            let number = index + 1;
+            let part = Part {
+                text: page,
+                section_id: format!("{}#page-{number}", origin.source),
+                section_path: vec![format!("Page {number}")],
+                chapter_id: origin.source.clone(),
+                blocks: Blocks::All(DocType::Paragraph),
+            };
+            self.add_part(&mut chunks, origin, &title, &part);
+        }
+        chunks
+    }
+
+    fn split_markdown(&self, origin: &Origin, title: Option<String>, markdown: &str) -> Vec<Chunk> {
+        let outline = outline(markdown);
+        let title = title
+            .or_else(|| outline.title.clone())
+            .or_else(|| first_heading(&outline));
+        let title = title.unwrap_or_else(|| origin.fallback_title.clone());
+        let titled = has_title_heading(&outline.sections);
+        let mut places = Places::new(&origin.source, titled);
+        let mut chunks = Vec::new();
+        for section in &outline.sections {
+            let place = places.enter(section);
+            let part = Part {
+                text: &markdown[section.range.clone()],
+                section_id: place.section_id,
+                section_path: place.path,
+                chapter_id: place.chapter_id,
+                blocks: Blocks::Markdown {
+                    blocks: &section.blocks,
+                    offset: section.range.start,
+                },
+            };
+            self.add_part(&mut chunks, origin, &title, &part);
+        }
+        chunks
+    }
+
+    fn add_part(&self, chunks: &mut Vec<Chunk>, origin: &Origin, title: &str, part: &Part<'_>) {
+        let pieces: Vec<(usize, &str)> = match part.blocks {
+            Blocks::Markdown { .. } => {
+                let config = ChunkConfig::new(self.chunk_tokens).with_sizer(&self.sizer);
+                MarkdownSplitter::new(config).chunk_indices(part.text).collect()
+            }
+            Blocks::All(_) => self
+                .pieces(part.text)
+                .into_iter()
+                .map(|piece| (0, piece))
+                .collect(),
+        };
+        for (in_section, (start, piece)) in pieces.into_iter().enumerate() {
+            let content_hash = content_hash(piece);
+            let doc_type = part.blocks.kind_of(start, piece);
+            let metadata = Metadata::from_iter([
+                (keys::SOURCE.to_owned(), Value::from(origin.source.as_str())),
+                (keys::TITLE.to_owned(), Value::from(title)),
+                (keys::SECTION_ID.to_owned(), Value::from(part.section_id.as_str())),
+                (
+                    keys::SECTION_PATH.to_owned(),
+                    Value::from(part.section_path.clone()),
+                ),
+                (keys::CHAPTER_ID.to_owned(), Value::from(part.chapter_id.as_str())),
+                (keys::DOC_TYPE.to_owned(), Value::from(doc_type.name())),
+                (keys::POSITION.to_owned(), Value::from(chunks.len())),
+                (keys::CONTENT_HASH.to_owned(), Value::from(content_hash.as_str())),
+            ]);
+            let document = Document {
+                id: chunk_id(&part.section_id, in_section),
+                text: piece.to_owned(),
+                metadata,
+            };
+            chunks.push(Chunk {
+                document,
+                content_hash,
+                tokens: self.tokens(piece),
+            });
+        }
+    }
+}
+
+impl Blocks<'_> {
+    /// What most of a piece is; a heading counts only where nothing stands under it.
+    fn kind_of(&self, start: usize, piece: &str) -> DocType {
+        let (blocks, offset) = match self {
+            Self::All(kind) => return *kind,
+            Self::Markdown { blocks, offset } => (blocks, offset),
+        };
+        let (start, end) = (offset + start, offset + start + piece.len());
+        let mut bytes: HashMap<DocType, usize> = HashMap::new();
+        for (kind, range) in *blocks {
+            let shared = range.end.min(end).saturating_sub(range.start.max(start));
+            if shared > 0 && *kind != DocType::Heading {
+                *bytes.entry(*kind).or_default() += shared;
+            }
+        }
+        bytes
+            .into_iter()
+            .max_by_key(|(kind, shared)| (*shared, std::cmp::Reverse(*kind)))
+            .map_or(DocType::Heading, |(kind, _)| kind)
+    }
+}
+
+fn first_heading(outline: &Outline) -> Option<String> {
+    outline
+        .sections
+        .iter()
+        .find(|s| s.level > 0 && !s.heading.is_empty())
+        .map(|s| s.heading.clone())
+}
+
+/// One heading of the first level, before all others, is the title of the document.
+fn has_title_heading(sections: &[Section]) -> bool {
+    let mut headings = sections.iter().filter(|s| s.level > 0);
+    headings.next().is_some_and(|first| first.level == 1) && !headings.any(|s| s.level == 1)
+}
+
+struct Place {
+    section_id: String,
+    path: Vec<String>,
+    chapter_id: String,
+}
+
+/// Walks down and up the headings of a document.
+struct Places<'a> {
+    source: &'a str,
+    /// The outermost heading is the document's title, so that chapters begin below it.
+    titled: bool,
+    /// The headings that are open: level, text, section id.
+    open: Vec<(usize, String, String)>,
+    taken: HashMap<String, usize>,
+}
+
+impl<'a> Places<'a> {
+    fn new(source: &'a str, titled: bool) -> Self {
+        Self {
+            source,
+            titled,
+            open: Vec::new(),
+            taken: HashMap::new(),
+        }
+    }
+
+    fn enter(&mut self, section: &Section) -> Place {
+        if section.level == 0 {
+            let id = self.source.to_owned();
+            return Place {
+                section_id: id.clone(),
+                path: Vec::new(),
+                chapter_id: id,
+            };
+        }
+        while self
+            .open
+            .last()
+            .is_some_and(|(level, _, _)| *level >= section.level)
+        {
+            self.open.pop();
+        }
+        let slug = slug(&section.heading);
+        let parent = self
+            .open
+            .iter()
+            .skip(usize::from(self.titled))
+            .map(|(_, _, id)| id.as_str())
+            .next_back();
+        let wanted = match parent {
+            Some(parent) => format!("{parent}/{slug}"),
+            None => format!("{}#{slug}", self.source),
+        };
+        let count = self.taken.entry(wanted.clone()).or_default();
+        *count += 1;
+        let id = if *count == 1 {
+            wanted
+        } else {
+            format!("{wanted}-{count}")
+        };
+        self.open
+            .push((section.level, section.heading.clone(), id.clone()));
+        let chapter = self.open.get(usize::from(self.titled)).or(self.open.first());
+        Place {
+            chapter_id: chapter.map_or_else(|| id.clone(), |(_, _, id)| id.clone()),
+            path: self.open.iter().map(|(_, heading, _)| heading.clone()).collect(),
+            section_id: id,
+        }
+    }
+}
+
+/// Lower-case letters and digits of any script, joined by dashes.
+fn slug(heading: &str) -> String {
+    let mut slug = String::new();
+    for c in heading.chars().flat_map(char::to_lowercase) {
+        if c.is_alphanumeric() {
+            slug.push(c);
+        } else if !slug.is_empty() && !slug.ends_with('-') {
+            slug.push('-');
+        }
+    }
+    let cut: String = slug.trim_end_matches('-').chars().take(MAX_SLUG_CHARS).collect();
+    if cut.is_empty() { "section".to_owned() } else { cut }
+}
+
+/// SHA-256 of the text.
+pub fn content_hash(text: &str) -> String {
+    hex(&Sha256::digest(text.as_bytes()))
+}
+
+pub fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes
+        .iter()
+        .fold(String::with_capacity(bytes.len() * 2), |mut hex, byte| {
+            let _ = write!(hex, "{byte:02x}");
+            hex
+        })
+}
+
+/// Readable where it fits, and still unique where it must be cut.
+pub fn chunk_id(section_id: &str, index: usize) -> DocumentId {
+    let id = format!("{section_id}:{index}");
+    document_id(&id)
+}
+
+/// Any text as a document id.
+pub fn document_id(text: &str) -> DocumentId {
+    DocumentId::parse(text).unwrap_or_else(|_| {
+        let hash = &content_hash(text)[..32];
+        let room = MAX_ID_BYTES - hash.len() - 1;
+        let mut end = room.min(text.len());
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        let cut = format!("{}~{hash}", &text[..end]);
+        DocumentId::parse(cut).unwrap_or_else(|_| DocumentId::generate())
+    })
+}

@@ -1,0 +1,74 @@
+//! What a source looked like when it was last ingested whole.
+//!
+//! A manifest is a shortcut and never the truth: it says that nothing needs doing only when the
+//! collection still has as many chunks of the source as were stored. Everything else is found out
+//! from the documents themselves.
+
+use ragstone_core::collection::CollectionName;
+use ragstone_core::model::ModelIdentity;
+use ragstone_core::records::{Expect, RecordChange, Records};
+use ragstone_core::store::StoreError;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::chunk::hex;
+
+const KIND: &str = "ingested";
+/// Raised when the same bytes would be split in another way.
+const SPLITTING: u32 = 1;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Of the bytes, and of everything that decides how they are split.
+    pub fingerprint: String,
+    /// What made the vectors.
+    pub model: String,
+    pub chunks: u64,
+    pub documents: u64,
+}
+
+pub fn fingerprint(bytes_digest: &[u8], kind: &str, chunk_tokens: usize) -> String {
+    format!("{}/{kind}/{chunk_tokens}/{SPLITTING}", hex(bytes_digest))
+}
+
+pub fn model_name(model: &ModelIdentity) -> String {
+    format!("{}@{}", model.id, model.version)
+}
+
+fn key(collection: &CollectionName, source: &str) -> String {
+    let mut hash = Sha256::new();
+    hash.update(collection.as_str());
+    hash.update([0]);
+    hash.update(source);
+    hex(&hash.finalize())
+}
+
+pub async fn load(
+    records: &dyn Records,
+    collection: &CollectionName,
+    source: &str,
+) -> Result<Option<Manifest>, StoreError> {
+    let found = records.get(KIND, &[key(collection, source)]).await?;
+    Ok(found
+        .first()
+        .and_then(|record| serde_json::from_slice(&record.value).ok()))
+}
+
+pub fn put(collection: &CollectionName, source: &str, manifest: &Manifest) -> RecordChange {
+    RecordChange::Put {
+        kind: KIND.to_owned(),
+        key: key(collection, source),
+        group: collection.to_string(),
+        value: serde_json::to_vec(manifest).unwrap_or_default(),
+        due: None,
+        expect: Expect::Anything,
+    }
+}
+
+pub fn remove(collection: &CollectionName, source: &str) -> RecordChange {
+    RecordChange::Delete {
+        kind: KIND.to_owned(),
+        key: key(collection, source),
+        expect: Expect::Anything,
+    }
+}

@@ -1,0 +1,210 @@
+//! The sections and blocks of a Markdown text.
+
+use std::ops::Range;
+
+use pulldown_cmark::{Event, HeadingLevel, MetadataBlockKind, Options, Parser, Tag, TagEnd};
+
+/// What a piece of a document is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum DocType {
+    Heading,
+    Paragraph,
+    Code,
+    List,
+    Table,
+}
+
+impl DocType {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Heading => "heading",
+            Self::Paragraph => "paragraph",
+            Self::Code => "code",
+            Self::List => "list",
+            Self::Table => "table",
+        }
+    }
+}
+
+/// A heading with what stands under it, up to the next heading of any level.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Section {
+    /// 1 to 6; 0 for what stands before the first heading.
+    pub level: usize,
+    pub heading: String,
+    pub range: Range<usize>,
+    /// Its top-level blocks, the heading first where there is one.
+    pub blocks: Vec<(DocType, Range<usize>)>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outline {
+    /// From the block of metadata at the top of the text.
+    pub title: Option<String>,
+    /// Those that have any block, in order; their ranges do not overlap.
+    pub sections: Vec<Section>,
+}
+
+pub fn outline(markdown: &str) -> Outline {
+    let options = Options::ENABLE_TABLES
+        | Options::ENABLE_TASKLISTS
+        | Options::ENABLE_FOOTNOTES
+        | Options::ENABLE_STRIKETHROUGH
+        | Options::ENABLE_YAML_STYLE_METADATA_BLOCKS;
+    let mut outline = Outline {
+        title: None,
+        sections: Vec::new(),
+    };
+    let mut depth = 0usize;
+    // The heading or metadata that is being read, as text.
+    let mut text: Option<String> = None;
+    for (event, range) in Parser::new_ext(markdown, options).into_offset_iter() {
+        match event {
+            Event::Start(tag) => {
+                if depth == 0 {
+                    open(&mut outline, &tag, &range);
+                    let wanted = matches!(
+                        tag,
+                        Tag::Heading { .. } | Tag::MetadataBlock(MetadataBlockKind::YamlStyle)
+                    );
+                    text = wanted.then(String::new);
+                }
+                depth += 1;
+            }
+            Event::End(end) => {
+                depth = depth.saturating_sub(1);
+                if depth == 0 {
+                    close(&mut outline, &end, text.take());
+                }
+            }
+            Event::Text(piece) | Event::Code(piece) | Event::InlineMath(piece) => {
+                if let Some(text) = &mut text {
+                    text.push_str(&piece);
+                }
+            }
+            Event::SoftBreak | Event::HardBreak => {
+                if let Some(text) = &mut text {
+                    text.push(' ');
+                }
+            }
+            Event::Rule | Event::Html(_) if depth == 0 => {}
+            _ => {}
+        }
+    }
+    end_sections(&mut outline.sections, markdown.len());
+    outline
+}
+
+fn open(outline: &mut Outline, tag: &Tag<'_>, range: &Range<usize>) {
+    let kind = match tag {
+        Tag::Heading { level, .. } => {
+            outline.sections.push(Section {
+                level: level_number(*level),
+                heading: String::new(),
+                range: range.clone(),
+                blocks: Vec::new(),
+            });
+            DocType::Heading
+        }
+        Tag::CodeBlock(_) => DocType::Code,
+        Tag::List(_) => DocType::List,
+        Tag::Table(_) => DocType::Table,
+        Tag::MetadataBlock(_) => return,
+        _ => DocType::Paragraph,
+    };
+    if outline.sections.is_empty() {
+        outline.sections.push(Section {
+            level: 0,
+            heading: String::new(),
+            range: range.clone(),
+            blocks: Vec::new(),
+        });
+    }
+    if let Some(section) = outline.sections.last_mut() {
+        section.blocks.push((kind, range.clone()));
+    }
+}
+
+fn close(outline: &mut Outline, end: &TagEnd, text: Option<String>) {
+    match (end, text) {
+        (TagEnd::Heading(_), Some(text)) => {
+            if let Some(section) = outline.sections.last_mut() {
+                section.heading = text.split_whitespace().collect::<Vec<_>>().join(" ");
+            }
+        }
+        (TagEnd::MetadataBlock(_), Some(yaml)) => {
+            outline.title = yaml.lines().find_map(|line| {
+                let title = line
+                    .strip_prefix("title:")?
+                    .trim()
+                    .trim_matches(['"', '\''])
+                    .trim();
+                (!title.is_empty()).then(|| title.to_owned())
+            });
+        }
+        _ => {}
+    }
+}
+
+/// A section reaches to where the next begins, so that nothing between blocks is lost.
+fn end_sections(sections: &mut [Section], end: usize) {
+    let starts: Vec<usize> = sections
+        .iter()
+        .skip(1)
+        .map(|s| s.range.start)
+        .chain([end])
+        .collect();
+    for (section, end) in sections.iter_mut().zip(starts) {
+        section.range.end = end;
+    }
+}
+
+fn level_number(level: HeadingLevel) -> usize {
+    match level {
+        HeadingLevel::H1 => 1,
+        HeadingLevel::H2 => 2,
+        HeadingLevel::H3 => 3,
+        HeadingLevel::H4 => 4,
+        HeadingLevel::H5 => 5,
+        HeadingLevel::H6 => 6,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_fall_under_their_headings() {
+        let markdown = "---\ntitle: 'A guide'\n---\nbefore\n\n# Top `x`\n\ntext\n\n- a\n- b\n\n## Sub\n\n```\n# no heading\n```\n\n\
+                        > # quoted, no heading\n\n|a|b|\n|-|-|\n|1|2|\n";
+        let outline = outline(markdown);
+        assert_eq!(outline.title.as_deref(), Some("A guide"));
+        let shape: Vec<(usize, &str, Vec<DocType>)> = outline
+            .sections
+            .iter()
+            .map(|s| {
+                (
+                    s.level,
+                    s.heading.as_str(),
+                    s.blocks.iter().map(|b| b.0).collect(),
+                )
+            })
+            .collect();
+        use DocType::{Code, Heading, List, Paragraph, Table};
+        assert_eq!(
+            shape,
+            [
+                (0, "", vec![Paragraph]),
+                (1, "Top x", vec![Heading, Paragraph, List]),
+                (2, "Sub", vec![Heading, Code, Paragraph, Table]),
+            ]
+        );
+        assert!(
+            outline
+                .sections
+                .windows(2)
+                .all(|w| w[0].range.end == w[1].range.start)
+        );
+    }
+}

@@ -1,0 +1,148 @@
+//! What is to be done so that a collection has the chunks it should have.
+
+use std::collections::HashMap;
+
+use ragstone_core::collection::CollectionName;
+use ragstone_core::document::{DocumentId, Metadata};
+use ragstone_core::filter::{Filter, Scalar, Test};
+use ragstone_core::store::{Page, Store, StoreError};
+
+use super::chunk::{Chunk, keys};
+use super::report::{ChunkCounts, DocumentCounts};
+
+const PAGE: usize = 1000;
+
+/// Chunks that are in the collection: what is known of each, by its id.
+pub type Existing = HashMap<DocumentId, Metadata>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    Added,
+    Changed,
+}
+
+#[derive(Debug, Default)]
+pub struct Plan {
+    pub store: Vec<(Change, Chunk)>,
+    pub unchanged: u64,
+    pub remove: Vec<DocumentId>,
+    /// Hashes of content that is no longer there once this is done.
+    pub gone: Vec<String>,
+}
+
+impl Plan {
+    /// Compares what should be there with what is. With `all_again`, what is the same is stored
+    /// anew too, because its vector is of another model.
+    pub fn new(chunks: Vec<Chunk>, mut existing: Existing, all_again: AllAgain) -> Self {
+        let mut plan = Self::default();
+        let staying: std::collections::HashSet<String> =
+            chunks.iter().map(|c| c.content_hash.clone()).collect();
+        let mut gone = Vec::new();
+        for chunk in chunks {
+            match existing.remove(&chunk.document.id) {
+                None => plan.store.push((Change::Added, chunk)),
+                Some(there) if there == chunk.document.metadata && all_again == AllAgain::No => {
+                    plan.unchanged += 1;
+                }
+                Some(there) => {
+                    gone.extend(hash_of(&there));
+                    plan.store.push((Change::Changed, chunk));
+                }
+            }
+        }
+        for (id, there) in existing {
+            gone.extend(hash_of(&there));
+            plan.remove.push(id);
+        }
+        plan.remove.sort();
+        gone.retain(|hash| !staying.contains(hash));
+        gone.sort();
+        gone.dedup();
+        plan.gone = gone;
+        plan
+    }
+
+    pub fn counts(&self) -> ChunkCounts {
+        let count = |wanted| self.store.iter().filter(|(change, _)| *change == wanted).count() as u64;
+        ChunkCounts {
+            added: count(Change::Added),
+            changed: count(Change::Changed),
+            unchanged: self.unchanged,
+            removed: self.remove.len() as u64,
+            ..ChunkCounts::default()
+        }
+    }
+
+    /// How one document counts: new where nothing of it was there.
+    pub fn document(&self) -> DocumentCounts {
+        let counts = self.counts();
+        let was_there = counts.changed + counts.unchanged + counts.removed > 0;
+        let touched = counts.added + counts.changed + counts.removed > 0;
+        DocumentCounts {
+            added: u64::from(touched && !was_there),
+            changed: u64::from(touched && was_there),
+            unchanged: u64::from(!touched),
+            ..DocumentCounts::default()
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AllAgain {
+    Yes,
+    No,
+}
+
+fn hash_of(metadata: &Metadata) -> Option<String> {
+    metadata
+        .get(keys::CONTENT_HASH)
+        .and_then(|hash| hash.as_str())
+        .map(str::to_owned)
+}
+
+pub fn of_source(source: &str) -> Filter {
+    Filter::equals(keys::SOURCE, Scalar::Text(source.into()))
+}
+
+pub fn of_sections(source: &str, sections: &[String]) -> Filter {
+    let sections = sections
+        .iter()
+        .map(|section| Scalar::Text(section.as_str().into()))
+        .collect();
+    Filter::All(vec![
+        of_source(source),
+        Filter::Field {
+            name: keys::SECTION_ID.to_owned(),
+            test: Test::OneOf(sections),
+        },
+    ])
+}
+
+pub async fn count(store: &dyn Store, name: &CollectionName, filter: &Filter) -> Result<u64, StoreError> {
+    let page = Page { limit: 0, offset: 0 };
+    Ok(store.documents(name, filter, page).await?.total)
+}
+
+pub async fn existing(
+    store: &dyn Store,
+    name: &CollectionName,
+    filter: &Filter,
+) -> Result<Existing, StoreError> {
+    let mut existing = Existing::new();
+    let mut offset = 0;
+    loop {
+        let page = store
+            .documents(name, filter, Page { limit: PAGE, offset })
+            .await?;
+        let count = page.documents.len();
+        existing.extend(
+            page.documents
+                .into_iter()
+                .map(|document| (document.id, document.metadata)),
+        );
+        offset += count as u64;
+        if count < PAGE {
+            return Ok(existing);
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! HTML, by way of Markdown.
+
+use htmd::HtmlToMarkdown;
+
+use super::{Body, ReadOptions, Text, Unreadable, decode};
+use crate::ingest::kind::Kind;
+
+/// Tags times nesting, at most, for a page that is parsed in this process. A parser that repairs
+/// what was left open may make that many nodes of it; real pages stay far below.
+const HARMLESS: usize = 4_000_000;
+/// Nobody nests a page that deep by hand.
+const MAX_DEPTH: usize = 2_000;
+/// What the walk over a page needs on the stack, with room to spare.
+const STACK: usize = 256 << 20;
+
+const SKIPPED: [&str; 10] = [
+    "script", "style", "noscript", "template", "svg", "iframe", "nav", "footer", "head", "form",
+];
+
+/// Elements without content, and those that the next of their kind closes: they do not nest.
+const FLAT: [&str; 26] = [
+    "area", "base", "br", "col", "dd", "dt", "embed", "hr", "img", "input", "li", "link", "meta", "optgroup",
+    "option", "p", "param", "source", "tbody", "td", "tfoot", "th", "thead", "tr", "track", "wbr",
+];
+
+pub(super) fn read(bytes: &[u8], options: &ReadOptions) -> Result<Text, Unreadable> {
+    let html = decode(bytes)?;
+    let shape = measure(&html);
+    if shape.depth > MAX_DEPTH {
+        return Err(Unreadable::new(format!(
+            "its elements are nested {} deep; at most {MAX_DEPTH} are read",
+            shape.depth
+        )));
+    }
+    let title = title(&html);
+    let markdown = if shape.depth.saturating_mul(shape.tags) <= HARMLESS {
+        on_large_stack(&html)?
+    } else if let Some(isolated) = &options.isolated {
+        isolated.read(Kind::Html, bytes)?
+    } else {
+        return Err(Unreadable::new(
+            "its elements are nested and repeated beyond what is safe to read",
+        ));
+    };
+    Ok(Text {
+        title,
+        body: Body::Markdown(markdown),
+    })
+}
+
+/// Converts without looking at the shape first: for a process that may die of it.
+pub(super) fn convert(bytes: &[u8]) -> Result<String, Unreadable> {
+    on_large_stack(&decode(bytes)?)
+}
+
+fn on_large_stack(html: &str) -> Result<String, Unreadable> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new()
+            .stack_size(STACK)
+            .spawn_scoped(scope, || {
+                HtmlToMarkdown::builder()
+                    .skip_tags(SKIPPED.to_vec())
+                    .build()
+                    .convert(html)
+            });
+        let thread = thread.map_err(|error| Unreadable::new(format!("no thread to read it in: {error}")))?;
+        match thread.join() {
+            Ok(Ok(markdown)) => Ok(markdown),
+            Ok(Err(error)) => Err(Unreadable::new(format!("this HTML cannot be read: {error}"))),
+            Err(_) => Err(Unreadable::new(
+                "this HTML cannot be read: the parser gave up on it",
+            )),
+        }
+    })
+}
+
+struct Shape {
+    tags: usize,
+    depth: usize,
+}
+
+/// An upper estimate from the tags alone, without building anything.
+fn measure(html: &str) -> Shape {
+    let mut shape = Shape { tags: 0, depth: 0 };
+    let mut open: usize = 0;
+    for piece in html.split('<').skip(1) {
+        let (closing, rest) = match piece.strip_prefix('/') {
+            Some(rest) => (true, rest),
+            None => (false, piece),
+        };
+        let end = rest
+            .find(|c: char| !c.is_ascii_alphanumeric())
+            .unwrap_or(rest.len());
+        let name = &rest[..end];
+        if name.is_empty() {
+            continue;
+        }
+        shape.tags += 1;
+        if FLAT.iter().any(|flat| flat.eq_ignore_ascii_case(name)) {
+            continue;
+        }
+        open = if closing { open.saturating_sub(1) } else { open + 1 };
+        shape.depth = shape.depth.max(open);
+    }
+    shape
+}
+
+fn title(html: &str) -> Option<String> {
+    // Found by ASCII letters alone, so that positions hold for the text as it is.
+    let lower = html.to_ascii_lowercase();
+    let start = lower.find("<title")?;
+    let start = start + lower[start..].find('>')? + 1;
+    let end = start + lower[start..].find("</title")?;
+    let markdown = htmd::convert(&html[start..end.min(start + 2048)]).ok()?;
+    let title = markdown.split_whitespace().collect::<Vec<_>>().join(" ");
+    (!title.is_empty()).then_some(title)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_body_becomes_markdown_and_the_title_is_kept() {
+        let page = "<html><head><title>A &amp; B</title><style>p{}</style></head><body><nav>menu</nav>\
+                    <h1>Top</h1><p>one<p>two<ul><li>x<li>y</ul><script>bad()</script></body></html>";
+        let text = read(page.as_bytes(), &ReadOptions::default()).unwrap();
+        assert_eq!(text.title.as_deref(), Some("A & B"));
+        let Body::Markdown(markdown) = text.body else {
+            panic!("markdown is expected")
+        };
+        assert!(markdown.starts_with("# Top\n\none\n\ntwo"), "{markdown}");
+        assert!(
+            !markdown.contains("bad") && !markdown.contains("menu"),
+            "{markdown}"
+        );
+    }
+
+    #[test]
+    fn a_page_nested_without_end_is_refused() {
+        let bomb = "<div>".repeat(1_000_000);
+        let refused = read(bomb.as_bytes(), &ReadOptions::default()).unwrap_err();
+        assert!(refused.0.contains("nested 1000000 deep"), "{refused}");
+    }
+
+    #[test]
+    fn a_page_that_multiplies_when_it_is_repaired_is_refused() {
+        // Every paragraph opens all the unclosed fonts again: a small file, millions of nodes.
+        let fonts: String = (0..1_000).map(|n| format!("<font size={n}>")).collect();
+        let bomb = format!("{fonts}{}", "<p>x".repeat(100_000));
+        let refused = read(bomb.as_bytes(), &ReadOptions::default()).unwrap_err();
+        assert!(refused.0.contains("beyond what is safe"), "{refused}");
+    }
+
+    #[test]
+    fn an_old_page_without_closing_tags_is_read() {
+        let old = format!("<html><body>{}", "<p>text<br>more<li>item".repeat(20_000));
+        assert!(read(old.as_bytes(), &ReadOptions::default()).is_ok());
+    }
+}

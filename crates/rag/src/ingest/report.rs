@@ -1,0 +1,130 @@
+//! What a run has done so far.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+/// Errors beyond this many are counted and not kept.
+const MAX_ERRORS: usize = 100;
+
+/// Documents: files, and the rows of files that are made of rows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DocumentCounts {
+    pub added: u64,
+    pub changed: u64,
+    pub unchanged: u64,
+    pub removed: u64,
+    pub failed: u64,
+    /// Not text, and not asked for by name.
+    pub skipped: u64,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChunkCounts {
+    pub added: u64,
+    pub changed: u64,
+    pub unchanged: u64,
+    pub removed: u64,
+    /// Sent to the model.
+    pub embedded: u64,
+    /// The same content had a vector already.
+    pub reused: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ItemError {
+    pub source: String,
+    pub error: String,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    pub documents: DocumentCounts,
+    pub chunks: ChunkCounts,
+    /// Tokens that the model read.
+    pub tokens: u64,
+    /// Bytes of input that are done with.
+    pub bytes: u64,
+    pub errors: Vec<ItemError>,
+    /// Errors that are not in the list.
+    pub more_errors: u64,
+}
+
+impl Report {
+    pub fn fail(&mut self, source: impl Into<String>, error: impl Into<String>) {
+        self.documents.failed += 1;
+        if self.errors.len() < MAX_ERRORS {
+            self.errors.push(ItemError {
+                source: source.into(),
+                error: error.into(),
+            });
+        } else {
+            self.more_errors += 1;
+        }
+    }
+
+    /// Documents that are done with, one way or another.
+    pub fn documents_done(&self) -> u64 {
+        let d = &self.documents;
+        d.added + d.changed + d.unchanged + d.failed + d.skipped
+    }
+
+    /// What another run did, added to this.
+    pub fn add(&mut self, other: &Report) {
+        let (d, o) = (&mut self.documents, &other.documents);
+        d.added += o.added;
+        d.changed += o.changed;
+        d.unchanged += o.unchanged;
+        d.removed += o.removed;
+        d.failed += o.failed;
+        d.skipped += o.skipped;
+        let (c, o) = (&mut self.chunks, &other.chunks);
+        c.added += o.added;
+        c.changed += o.changed;
+        c.unchanged += o.unchanged;
+        c.removed += o.removed;
+        c.embedded += o.embedded;
+        c.reused += o.reused;
+        self.tokens += other.tokens;
+        self.bytes += other.bytes;
+        self.more_errors += other.more_errors;
+        for error in &other.errors {
+            if self.errors.len() < MAX_ERRORS {
+                self.errors.push(error.clone());
+            } else {
+                self.more_errors += 1;
+            }
+        }
+    }
+}
+
+/// A report that is being written while others read it.
+#[derive(Debug)]
+pub struct Progress {
+    report: Mutex<Report>,
+    started: Instant,
+}
+
+impl Default for Progress {
+    fn default() -> Self {
+        Self {
+            report: Mutex::default(),
+            started: Instant::now(),
+        }
+    }
+}
+
+impl Progress {
+    pub fn snapshot(&self) -> Report {
+        self.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    pub fn update(&self, change: impl FnOnce(&mut Report)) {
+        change(&mut self.report.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}

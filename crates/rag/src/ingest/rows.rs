@@ -1,0 +1,368 @@
+//! Files of many documents, read one at a time: JSONL and CSV.
+
+use std::cell::Cell;
+use std::io::{self, BufRead, BufReader, Read};
+use std::rc::Rc;
+
+use ragstone_core::document::Metadata;
+use serde_json::Value;
+
+use super::kind::Kind;
+use super::outline::DocType;
+
+/// One document of such a file.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Row {
+    /// What the file calls it, where it does.
+    pub id: Option<String>,
+    pub title: Option<String>,
+    pub text: String,
+    pub metadata: Metadata,
+    pub doc_type: DocType,
+}
+
+/// A row that cannot be used. Where the file cannot be read any further, it is the last.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {problem}")]
+pub struct BadRow {
+    pub line: u64,
+    pub problem: String,
+}
+
+pub type Rows = Box<dyn Iterator<Item = Result<Row, BadRow>>>;
+
+/// Reads rows of the given kind; blank lines are no rows.
+pub fn rows(kind: Kind, reader: impl Read + 'static, max_row_bytes: usize) -> Rows {
+    match kind {
+        Kind::Csv => Box::new(CsvRows::new(reader, max_row_bytes)),
+        _ => Box::new(JsonLines {
+            reader: BufReader::new(reader),
+            line: 0,
+            max_row_bytes,
+            ended: false,
+        }),
+    }
+}
+
+struct JsonLines<R> {
+    reader: BufReader<R>,
+    line: u64,
+    max_row_bytes: usize,
+    ended: bool,
+}
+
+impl<R: Read> Iterator for JsonLines<R> {
+    type Item = Result<Row, BadRow>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while !self.ended {
+            self.line += 1;
+            match self.read_line() {
+                Ok(None) => self.ended = true,
+                Ok(Some(bytes)) => {
+                    let start = if self.line == 1 && bytes.starts_with(b"\xef\xbb\xbf") {
+                        3
+                    } else {
+                        0
+                    };
+                    let line = String::from_utf8_lossy(&bytes[start..]);
+                    if !line.trim().is_empty() {
+                        return Some(parse_json(&line).map_err(|problem| BadRow {
+                            line: self.line,
+                            problem,
+                        }));
+                    }
+                }
+                Err(error) => {
+                    self.ended = error.kind() != io::ErrorKind::InvalidData;
+                    return Some(Err(BadRow {
+                        line: self.line,
+                        problem: error.to_string(),
+                    }));
+                }
+            }
+        }
+        None
+    }
+}
+
+impl<R: Read> JsonLines<R> {
+    /// A line that is too long is an error of its own, and reading goes on after it.
+    fn read_line(&mut self) -> io::Result<Option<Vec<u8>>> {
+        let mut line = Vec::new();
+        let limit = self.max_row_bytes as u64 + 1;
+        if self.reader.by_ref().take(limit).read_until(b'\n', &mut line)? == 0 {
+            return Ok(None);
+        }
+        if line.len() as u64 == limit && line.last() != Some(&b'\n') {
+            self.reader.skip_until(b'\n')?;
+            let problem = format!("it has more than {} bytes", self.max_row_bytes);
+            return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
+        }
+        Ok(Some(line))
+    }
+}
+
+/// `text` or `content`, with an optional `id` (or `_id`), `title` and `metadata`; what else is in the
+/// object joins the metadata.
+fn parse_json(line: &str) -> Result<Row, String> {
+    let value: Value =
+        serde_json::from_str(line).map_err(|error| format!("it is not valid JSON: {error}"))?;
+    let Value::Object(mut fields) = value else {
+        return Err("it is not a JSON object".to_owned());
+    };
+    let text = match fields.remove("text").or_else(|| fields.remove("content")) {
+        Some(Value::String(text)) => text.replace('\0', "\u{fffd}"),
+        Some(_) => return Err("its 'text' is not a string".to_owned()),
+        None => return Err("it has no 'text'".to_owned()),
+    };
+    let id = match fields.remove("id").or_else(|| fields.remove("_id")) {
+        Some(Value::String(id)) if !id.is_empty() => Some(id),
+        Some(Value::Number(id)) => Some(id.to_string()),
+        None | Some(Value::Null | Value::String(_)) => None,
+        Some(_) => return Err("its 'id' is neither a string nor a number".to_owned()),
+    };
+    let title = match fields.remove("title") {
+        Some(Value::String(title)) if !title.trim().is_empty() => Some(title),
+        _ => None,
+    };
+    fields.remove("embedding");
+    let metadata = match fields.remove("metadata") {
+        Some(Value::Object(metadata)) => metadata,
+        None | Some(Value::Null) => Metadata::new(),
+        Some(_) => return Err("its 'metadata' is not a JSON object".to_owned()),
+    };
+    fields.extend(metadata);
+    Ok(Row {
+        id,
+        title,
+        text,
+        metadata: fields,
+        doc_type: DocType::Paragraph,
+    })
+}
+
+struct CsvRows<R> {
+    reader: csv::Reader<RowBound<R>>,
+    read_since_row: Rc<Cell<usize>>,
+    header: Option<csv::StringRecord>,
+    record: csv::ByteRecord,
+    ended: bool,
+}
+
+/// A quote that is never closed would make one row of the whole rest: this ends it.
+struct RowBound<R> {
+    inner: BufReader<R>,
+    read: Rc<Cell<usize>>,
+    limit: usize,
+}
+
+impl<R: Read> Read for RowBound<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.read.get() > self.limit {
+            return Err(io::Error::other(format!("it has more than {} bytes", self.limit)));
+        }
+        let count = self.inner.read(buffer)?;
+        self.read.set(self.read.get() + count);
+        Ok(count)
+    }
+}
+
+impl<R: Read> CsvRows<R> {
+    fn new(reader: R, max_row_bytes: usize) -> Self {
+        let mut inner = BufReader::new(reader);
+        let delimiter = inner.fill_buf().map_or(b',', guess_delimiter);
+        let read = Rc::new(Cell::new(0));
+        let bound = RowBound {
+            inner,
+            read: Rc::clone(&read),
+            limit: max_row_bytes,
+        };
+        let reader = csv::ReaderBuilder::new()
+            .delimiter(delimiter)
+            .flexible(true)
+            .from_reader(bound);
+        Self {
+            reader,
+            read_since_row: read,
+            header: None,
+            record: csv::ByteRecord::new(),
+            ended: false,
+        }
+    }
+}
+
+/// Whichever of comma, tab and semicolon the first line has most of.
+fn guess_delimiter(beginning: &[u8]) -> u8 {
+    let line = beginning.split(|b| *b == b'\n').next().unwrap_or_default();
+    let count = |delimiter: u8| line.iter().filter(|b| **b == delimiter).count();
+    [b';', b'\t', b',']
+        .into_iter()
+        .max_by_key(|d| count(*d))
+        .unwrap_or(b',')
+}
+
+impl<R: Read> Iterator for CsvRows<R> {
+    type Item = Result<Row, BadRow>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.ended {
+            return None;
+        }
+        let line = self.reader.position().line();
+        self.read_since_row.set(0);
+        if self.header.is_none() {
+            match self.reader.byte_headers() {
+                Ok(header) => self.header = Some(csv::StringRecord::from_byte_record_lossy(header.clone())),
+                Err(error) => {
+                    self.ended = true;
+                    return Some(Err(BadRow {
+                        line,
+                        problem: csv_problem(&error),
+                    }));
+                }
+            }
+        }
+        match self.reader.read_byte_record(&mut self.record) {
+            Ok(true) => {
+                let line = self.record.position().map_or(line, csv::Position::line);
+                let header = self.header.as_ref()?;
+                let row = csv::StringRecord::from_byte_record_lossy(self.record.clone());
+                Some(parse_csv(header, &row).map_err(|problem| BadRow { line, problem }))
+            }
+            Ok(false) => {
+                self.ended = true;
+                None
+            }
+            Err(error) => {
+                self.ended = true;
+                Some(Err(BadRow {
+                    line,
+                    problem: csv_problem(&error),
+                }))
+            }
+        }
+    }
+}
+
+fn csv_problem(error: &csv::Error) -> String {
+    match error.kind() {
+        csv::ErrorKind::Io(error) => error.to_string(),
+        _ => error.to_string(),
+    }
+}
+
+/// A column `text` or `content` is the text and the others are metadata; without one, the text is
+/// every cell under its column's name.
+fn parse_csv(header: &csv::StringRecord, row: &csv::StringRecord) -> Result<Row, String> {
+    let column = |names: &[&str]| {
+        header
+            .iter()
+            .position(|h| names.iter().any(|n| h.trim().eq_ignore_ascii_case(n)))
+    };
+    let id_column = column(&["id", "_id"]);
+    let title_column = column(&["title"]);
+    let text_column = column(&["text", "content"]);
+    let cell = |index: Option<usize>| {
+        index
+            .and_then(|i| row.get(i))
+            .map(str::trim)
+            .filter(|c| !c.is_empty())
+    };
+    let mut metadata = Metadata::new();
+    let mut lines = Vec::new();
+    for (index, value) in row.iter().enumerate() {
+        let (name, value) = (header.get(index).unwrap_or_default().trim(), value.trim());
+        if name.is_empty() || value.is_empty() {
+            continue;
+        }
+        if text_column.is_none() {
+            lines.push(format!("{name}: {value}"));
+        }
+        if [id_column, title_column, text_column].contains(&Some(index)) {
+            continue;
+        }
+        metadata.insert(name.to_owned(), Value::from(value));
+    }
+    let (text, doc_type) = match text_column {
+        Some(_) => (
+            cell(text_column).unwrap_or_default().to_owned(),
+            DocType::Paragraph,
+        ),
+        None => (lines.join("\n"), DocType::Table),
+    };
+    Ok(Row {
+        id: cell(id_column).map(str::to_owned),
+        title: cell(title_column).map(str::to_owned),
+        text: text.replace('\0', "\u{fffd}"),
+        metadata,
+        doc_type,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(kind: Kind, bytes: &[u8], limit: usize) -> Vec<Result<Row, BadRow>> {
+        rows(kind, io::Cursor::new(bytes.to_vec()), limit).collect()
+    }
+
+    #[test]
+    fn lines_are_documents_and_bad_ones_do_not_stop_the_rest() {
+        let long = format!("{{\"text\":\"{}\"}}", "x".repeat(200));
+        let file = format!(
+            "\u{feff}{{\"_id\":7,\"text\":\"a\",\"title\":\"T\",\"url\":\"u\",\"metadata\":{{\"n\":1}}}}\n\n\
+             not json\n{long}\n[1]\n{{\"content\":\"b\"}}"
+        );
+        let rows = read(Kind::JsonLines, file.as_bytes(), 100);
+        let first = rows[0].clone().unwrap();
+        assert_eq!(
+            (first.id.as_deref(), first.title.as_deref()),
+            (Some("7"), Some("T"))
+        );
+        assert_eq!(
+            Value::Object(first.metadata),
+            serde_json::json!({"url": "u", "n": 1})
+        );
+        let problems: Vec<String> = rows[1..4]
+            .iter()
+            .map(|row| row.clone().unwrap_err().to_string())
+            .collect();
+        assert!(
+            problems[0].starts_with("line 3: it is not valid JSON"),
+            "{problems:?}"
+        );
+        assert_eq!(problems[1], "line 4: it has more than 100 bytes");
+        assert_eq!(problems[2], "line 5: it is not a JSON object");
+        assert_eq!(rows[4].clone().unwrap().text, "b");
+        assert_eq!(rows.len(), 5);
+    }
+
+    #[test]
+    fn cells_are_metadata_or_the_text() {
+        let rows = read(Kind::Csv, b"id;text;lang\n1;\"a;b\";en\n2;c\n", 1000);
+        let (first, second) = (rows[0].clone().unwrap(), rows[1].clone().unwrap());
+        assert_eq!((first.id.as_deref(), first.text.as_str()), (Some("1"), "a;b"));
+        assert_eq!(first.metadata["lang"], "en");
+        assert_eq!(second.text, "c");
+        let rows = read(Kind::Csv, b"name\tage\nAda\t36\n", 1000);
+        assert_eq!(rows[0].clone().unwrap().text, "name: Ada\nage: 36");
+        assert_eq!(rows[0].clone().unwrap().doc_type, DocType::Table);
+    }
+
+    #[test]
+    fn a_quote_that_never_closes_is_ended_by_the_limit() {
+        let mut file = b"text\n\"".to_vec();
+        file.extend(std::iter::repeat_n(b'x', 1 << 20));
+        let rows = read(Kind::Csv, &file, 10_000);
+        assert_eq!(rows.len(), 1);
+        assert!(
+            rows[0]
+                .clone()
+                .unwrap_err()
+                .problem
+                .contains("more than 10000 bytes")
+        );
+    }
+}

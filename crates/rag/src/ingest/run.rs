@@ -1,0 +1,510 @@
+//! The stages of a run: preparing, embedding and storing, each working ahead of the next.
+//!
+//! One thread reads, splits and compares with the collection. One task gathers what is new into
+//! batches and hands them to the model, several at a time, so that the model never waits. One task
+//! stores finished batches, in their order. Between them are short queues, so that memory is
+//! bounded by a few batches however much is ingested.
+//!
+//! Dropping the run at any moment leaves a consistent collection: a batch is stored in one
+//! transaction, and a source's manifest is written only after all of its chunks.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use ragstone_core::collection::{Collection, CollectionName};
+use ragstone_core::document::DocumentId;
+use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, ModelIdentity, Role};
+use ragstone_core::records::Records;
+use ragstone_core::store::{DocumentBatch, Selection, StoredDocument};
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+
+use super::chunk::{Chunk, Splitter};
+use super::manifest;
+use super::plan::Change;
+use super::prepare::{Finish, Input, Preparation, Step, Stop};
+use super::read::ReadOptions;
+use super::report::Progress;
+use super::size::{self, TokenSizer};
+use crate::Service;
+use crate::error::ServiceError;
+use crate::ledger::{Entry, Ledger, LedgerKey, Scope};
+use ragstone_core::error::InvalidInput;
+
+/// A batch is about a second of work for a small model on a small machine.
+const BATCH_TOKENS: usize = 8192;
+const BATCH_CHUNKS: usize = 256;
+/// Sources that are finished without a new chunk are noted in groups of this many.
+const BATCH_FINISHES: usize = 128;
+/// How long a batch that is not full waits for more.
+const LINGER: Duration = Duration::from_millis(20);
+const STEPS_AHEAD: usize = 512;
+/// Batches that are with the model or wait to be stored.
+const BATCHES_AHEAD: usize = 2;
+const ATTEMPTS: u32 = 8;
+
+/// Where to ingest into, and how.
+#[derive(Clone)]
+pub struct Ingestion {
+    pub service: Service,
+    pub records: Arc<dyn Records>,
+    pub read: ReadOptions,
+}
+
+#[derive(Debug, Clone)]
+pub struct IngestTarget {
+    pub collection: CollectionName,
+    /// As many as the model reads, within reason, where absent.
+    pub chunk_tokens: Option<usize>,
+}
+
+/// What a run works with, checked before anything is read.
+pub struct Prepared {
+    embedder: Arc<dyn Embedder>,
+    chunk_tokens: usize,
+    collection: CollectionName,
+}
+
+impl Ingestion {
+    /// Whether the collection, its model and the size of chunks fit together.
+    pub async fn check(&self, target: &IngestTarget) -> Result<Prepared, ServiceError> {
+        let collection = self.service.store.collection(&target.collection).await?;
+        let embedder = Arc::clone(self.service.models.for_collection(&collection)?);
+        check_width(&collection, &embedder.info().identity)?;
+        let chunk_tokens = chunk_tokens(embedder.as_ref(), target.chunk_tokens)?;
+        Ok(Prepared {
+            embedder,
+            chunk_tokens,
+            collection: target.collection.clone(),
+        })
+    }
+
+    /// Ingests everything that arrives. What cannot be read is in the progress; an error means that
+    /// the store or the model failed, and that the same run can be made again.
+    pub async fn run(
+        &self,
+        prepared: Prepared,
+        inputs: mpsc::Receiver<Input>,
+        progress: Arc<Progress>,
+    ) -> Result<(), ServiceError> {
+        let (step_sender, steps) = mpsc::channel(STEPS_AHEAD);
+        let (batch_sender, batches) = mpsc::channel(BATCHES_AHEAD);
+        let model = prepared.embedder.info().identity.clone();
+        let work = Arc::new(Work {
+            service: self.service.clone(),
+            records: Arc::clone(&self.records),
+            ledger: Ledger::new(Arc::clone(&self.records)),
+            collection: prepared.collection.clone(),
+            embedder: Arc::clone(&prepared.embedder),
+            model: model.clone(),
+            progress: Arc::clone(&progress),
+            in_flight: Mutex::default(),
+        });
+        let preparation = Preparation {
+            store: Arc::clone(&self.service.store),
+            records: Arc::clone(&self.records),
+            collection: prepared.collection,
+            model: manifest::model_name(&model),
+            splitter: Splitter::new(
+                TokenSizer::new(prepared.embedder, prepared.chunk_tokens),
+                prepared.chunk_tokens,
+            ),
+            chunk_tokens: prepared.chunk_tokens,
+            read: self.read.clone(),
+            progress,
+            runtime: Handle::current(),
+            steps: step_sender,
+        };
+        let (ended_sender, ended) = oneshot::channel();
+        // A thread of its own, not one of the runtime's: it may wait for standard input, and must
+        // not hold up the end of the program. It ends when nobody takes its steps any more.
+        std::thread::Builder::new()
+            .name("ingest".to_owned())
+            .spawn(move || {
+                let _ = ended_sender.send(preparation.run(inputs));
+            })
+            .map_err(|error| ModelError::Unavailable(format!("no thread to read documents in: {error}")))?;
+        let preparing = async {
+            match ended.await {
+                Ok(Ok(()) | Err(Stop::Unwanted)) => Ok(()),
+                Ok(Err(Stop::Store(error))) => Err(ServiceError::from(error)),
+                Err(_) => Err(ModelError::Failed("reading documents ended unexpectedly".to_owned()).into()),
+            }
+        };
+        tokio::try_join!(
+            preparing,
+            embed_batches(&work, steps, batch_sender),
+            store_batches(&work, batches)
+        )?;
+        Ok(())
+    }
+}
+
+pub fn chunk_tokens(embedder: &dyn Embedder, wanted: Option<usize>) -> Result<usize, InvalidInput> {
+    let Some(wanted) = wanted else {
+        return Ok(size::default_tokens(embedder));
+    };
+    let max = size::max_tokens(embedder).unwrap_or(8192);
+    if (size::MIN_TOKENS..=max).contains(&wanted) {
+        return Ok(wanted);
+    }
+    Err(InvalidInput::new(format!(
+        "chunk_tokens must be from {} to {max} for model '{}', not {wanted}",
+        size::MIN_TOKENS,
+        embedder.info().identity.id
+    )))
+}
+
+fn check_width(collection: &Collection, model: &ModelIdentity) -> Result<(), InvalidInput> {
+    match collection.dimensions {
+        Some(width) if width != model.dimensions => Err(InvalidInput::new(format!(
+            "Embedding dimension mismatch: collection '{}' holds vectors of {width} dimensions, its model '{}' makes {}",
+            collection.name, model.id, model.dimensions
+        ))),
+        _ => Ok(()),
+    }
+}
+
+struct Work {
+    service: Service,
+    records: Arc<dyn Records>,
+    ledger: Ledger,
+    collection: CollectionName,
+    embedder: Arc<dyn Embedder>,
+    model: ModelIdentity,
+    progress: Arc<Progress>,
+    /// Content that is with the model: whoever needs it too takes it from the ledger later.
+    in_flight: Mutex<HashSet<LedgerKey>>,
+}
+
+#[derive(Default)]
+struct Batch {
+    chunks: Vec<(Change, Chunk)>,
+    finishes: Vec<Finish>,
+    tokens: usize,
+}
+
+impl Batch {
+    fn is_full(&self) -> bool {
+        self.tokens >= BATCH_TOKENS
+            || self.chunks.len() >= BATCH_CHUNKS
+            || self.finishes.len() >= BATCH_FINISHES
+    }
+
+    fn is_empty(&self) -> bool {
+        self.chunks.is_empty() && self.finishes.is_empty()
+    }
+
+    fn add(&mut self, step: Step) {
+        match step {
+            Step::Store(change, chunk) => {
+                self.tokens += chunk.tokens;
+                self.chunks.push((change, *chunk));
+            }
+            Step::Finish(finish) => self.finishes.push(*finish),
+        }
+    }
+}
+
+/// A batch whose new content is with the model.
+struct InFlight {
+    batch: Batch,
+    known: HashMap<LedgerKey, Entry>,
+    new: Vec<LedgerKey>,
+    vectors: Task<Result<Vec<Option<Embedding>>, ModelError>>,
+}
+
+/// A task that ends with its owner.
+struct Task<T>(JoinHandle<T>);
+
+impl<T> Drop for Task<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn embed_batches(
+    work: &Arc<Work>,
+    mut steps: mpsc::Receiver<Step>,
+    batches: mpsc::Sender<InFlight>,
+) -> Result<(), ServiceError> {
+    let mut batch = Batch::default();
+    loop {
+        let step = if batch.is_empty() {
+            Ok(steps.recv().await)
+        } else {
+            tokio::time::timeout(LINGER, steps.recv()).await
+        };
+        let ended = matches!(step, Ok(None));
+        let lingered = step.is_err();
+        if let Ok(Some(step)) = step {
+            batch.add(step);
+        }
+        if (batch.is_full() || ended || lingered) && !batch.is_empty() {
+            let started = work.start(std::mem::take(&mut batch)).await?;
+            if batches.send(started).await.is_err() {
+                return Ok(());
+            }
+        }
+        if ended {
+            return Ok(());
+        }
+    }
+}
+
+async fn store_batches(work: &Arc<Work>, mut batches: mpsc::Receiver<InFlight>) -> Result<(), ServiceError> {
+    while let Some(started) = batches.recv().await {
+        work.finish(started).await?;
+    }
+    Ok(())
+}
+
+impl Work {
+    fn key(&self, chunk: &Chunk) -> LedgerKey {
+        LedgerKey::new(Scope::Ingestion, &chunk.content_hash, &self.model)
+    }
+
+    /// Looks up what is known and hands the rest to the model, each content once.
+    async fn start(self: &Arc<Self>, batch: Batch) -> Result<InFlight, ServiceError> {
+        let keys: Vec<LedgerKey> = batch.chunks.iter().map(|(_, chunk)| self.key(chunk)).collect();
+        let known = self.ledger.find(&keys).await?;
+        let mut new = Vec::new();
+        let mut texts = Vec::new();
+        {
+            let mut in_flight = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
+            for (key, (_, chunk)) in keys.into_iter().zip(&batch.chunks) {
+                if !known.contains_key(&key) && in_flight.insert(key.clone()) {
+                    new.push(key);
+                    texts.push(chunk.document.text.clone());
+                }
+            }
+        }
+        let embedder = Arc::clone(&self.embedder);
+        let vectors = Task(tokio::spawn(async move { embed(embedder.as_ref(), texts).await }));
+        Ok(InFlight {
+            batch,
+            known,
+            new,
+            vectors,
+        })
+    }
+
+    /// Waits for the vectors, stores the chunks, then notes what is finished.
+    async fn finish(&self, mut started: InFlight) -> Result<(), ServiceError> {
+        let vectors = match (&mut started.vectors.0).await {
+            Ok(vectors) => vectors?,
+            Err(error) => return Err(ModelError::Failed(format!("embedding broke off: {error}")).into()),
+        };
+        let InFlight {
+            batch,
+            mut known,
+            new,
+            ..
+        } = started;
+        let tokens: u64 = vectors
+            .iter()
+            .flatten()
+            .map(|embedding| embedding.tokens as u64)
+            .sum();
+        let embedded = vectors.iter().flatten().count() as u64;
+        let mut entries = Vec::with_capacity(vectors.len());
+        for (key, embedding) in new.iter().zip(vectors) {
+            let Some(embedding) = embedding else { continue };
+            let entry = Entry {
+                embedding_id: key.embedding_id(),
+                vector: embedding.vector,
+            };
+            known.insert(key.clone(), entry.clone());
+            entries.push((key.clone(), entry));
+        }
+        self.ledger.record(entries).await?;
+        self.find_missing(&batch, &mut known).await?;
+        {
+            let mut in_flight = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
+            new.iter().for_each(|key| {
+                in_flight.remove(key);
+            });
+        }
+
+        let mut refused: HashSet<String> = HashSet::new();
+        let mut documents: HashMap<DocumentId, StoredDocument> = HashMap::with_capacity(batch.chunks.len());
+        let mut order = Vec::with_capacity(batch.chunks.len());
+        let mut stored = 0;
+        for (_, chunk) in batch.chunks {
+            let Some(entry) = known.get(&self.key(&chunk)) else {
+                refused.extend(source_of(&chunk));
+                continue;
+            };
+            stored += 1;
+            let id = chunk.document.id.clone();
+            let document = StoredDocument {
+                document: chunk.document,
+                vector: entry.vector.clone(),
+            };
+            if documents.insert(id.clone(), document).is_none() {
+                order.push(id);
+            }
+        }
+        let documents: Vec<StoredDocument> = order.iter().filter_map(|id| documents.remove(id)).collect();
+        if !documents.is_empty() {
+            let batch = DocumentBatch {
+                documents,
+                model: Some(self.model.clone()),
+            };
+            self.service.store.upsert(&self.collection, batch).await?;
+        }
+        self.progress.update(|report| {
+            report.tokens += tokens;
+            report.chunks.embedded += embedded;
+            report.chunks.reused += stored - embedded.min(stored);
+            for source in &refused {
+                report.fail(source, "the model could not embed a part of it");
+            }
+        });
+        self.note_finished(batch.finishes, &refused).await
+    }
+
+    /// Content that another batch had in flight is in the ledger by now, or was refused.
+    async fn find_missing(
+        &self,
+        batch: &Batch,
+        known: &mut HashMap<LedgerKey, Entry>,
+    ) -> Result<(), ServiceError> {
+        let missing: Vec<LedgerKey> = batch
+            .chunks
+            .iter()
+            .map(|(_, chunk)| self.key(chunk))
+            .filter(|key| !known.contains_key(key))
+            .collect();
+        known.extend(self.ledger.find(&missing).await?);
+        Ok(())
+    }
+
+    async fn note_finished(
+        &self,
+        finishes: Vec<Finish>,
+        refused: &HashSet<String>,
+    ) -> Result<(), ServiceError> {
+        let mut remove = Vec::new();
+        let mut gone = Vec::new();
+        let mut notes = Vec::new();
+        for finish in &finishes {
+            remove.extend(finish.remove.iter().cloned());
+            gone.extend(
+                finish
+                    .gone
+                    .iter()
+                    .map(|hash| LedgerKey::new(Scope::Ingestion, hash, &self.model)),
+            );
+            if let Some(note) = finish
+                .manifest
+                .as_ref()
+                .filter(|_| !refused.contains(&finish.source))
+            {
+                notes.push(manifest::put(&self.collection, &finish.source, note));
+            }
+        }
+        if !remove.is_empty() {
+            self.service
+                .store
+                .delete_documents(&self.collection, Selection::Ids(remove))
+                .await?;
+        }
+        // A vector says much about the text it was made of: it goes with the text.
+        self.ledger.forget(gone).await?;
+        if !notes.is_empty() {
+            self.records.apply(notes).await?;
+        }
+        self.progress.update(|report| {
+            for finish in &finishes {
+                report.bytes += finish.bytes;
+                report.chunks.added += finish.chunks.added;
+                report.chunks.changed += finish.chunks.changed;
+                report.chunks.unchanged += finish.chunks.unchanged;
+                report.chunks.removed += finish.chunks.removed;
+                report.documents.removed += finish.documents.removed;
+                if !refused.contains(&finish.source) {
+                    report.documents.added += finish.documents.added;
+                    report.documents.changed += finish.documents.changed;
+                    report.documents.unchanged += finish.documents.unchanged;
+                }
+            }
+        });
+        Ok(())
+    }
+}
+
+fn source_of(chunk: &Chunk) -> Option<String> {
+    chunk
+        .document
+        .metadata
+        .get(super::chunk::keys::SOURCE)
+        .and_then(|s| s.as_str())
+        .map(str::to_owned)
+}
+
+/// One vector per text; `None` for a text that the model refuses by itself.
+async fn embed(embedder: &dyn Embedder, texts: Vec<String>) -> Result<Vec<Option<Embedding>>, ModelError> {
+    if texts.is_empty() {
+        return Ok(Vec::new());
+    }
+    match embed_patiently(embedder, texts.clone()).await {
+        Ok(embeddings) => Ok(embeddings.into_iter().map(Some).collect()),
+        Err(ModelError::InvalidInput(_) | ModelError::Failed(_)) if texts.len() > 1 => {
+            // One of them is the reason: find it, and keep the others.
+            let mut embeddings = Vec::with_capacity(texts.len());
+            let mut last_error = None;
+            for text in texts {
+                match embed_patiently(embedder, vec![text]).await {
+                    Ok(one) => embeddings.push(one.into_iter().next()),
+                    Err(error @ (ModelError::InvalidInput(_) | ModelError::Failed(_))) => {
+                        tracing::warn!(%error, "a text could not be embedded");
+                        last_error = Some(error);
+                        embeddings.push(None);
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            match last_error {
+                Some(error) if embeddings.iter().all(Option::is_none) => Err(error),
+                _ => Ok(embeddings),
+            }
+        }
+        Err(ModelError::InvalidInput(message)) => {
+            tracing::warn!(%message, "a text could not be embedded");
+            Ok(vec![None])
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Waits for a busy model: queries of others come first.
+async fn embed_patiently(embedder: &dyn Embedder, texts: Vec<String>) -> Result<Vec<Embedding>, ModelError> {
+    let mut attempt = 1;
+    loop {
+        let inputs = texts.iter().cloned().map(EmbedInput::Text).collect();
+        let error = match embedder.embed(inputs, Role::Passage).await {
+            Ok(embeddings) if embeddings.len() == texts.len() => return Ok(embeddings),
+            Ok(_) => {
+                return Err(ModelError::Failed(
+                    "the model gave another number of vectors than texts".into(),
+                ));
+            }
+            Err(error) => error,
+        };
+        let wait = match &error {
+            ModelError::Overloaded { retry_after } => {
+                (*retry_after).clamp(Duration::from_millis(50), Duration::from_secs(10))
+            }
+            ModelError::Unavailable(_) => Duration::from_millis(250) * 2u32.pow(attempt.min(6)),
+            _ => return Err(error),
+        };
+        if attempt == ATTEMPTS {
+            return Err(error);
+        }
+        attempt += 1;
+        tokio::time::sleep(wait).await;
+    }
+}

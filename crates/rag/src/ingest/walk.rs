@@ -1,0 +1,309 @@
+//! From what was typed to the files that are meant.
+
+use std::collections::HashSet;
+use std::path::{Component, Path, PathBuf};
+
+use globset::{GlobBuilder, GlobMatcher, GlobSet, GlobSetBuilder};
+use ragstone_core::error::InvalidInput;
+use walkdir::WalkDir;
+
+use super::kind::Kind;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundFile {
+    pub path: PathBuf,
+    /// The path as it was typed, tidied: what the documents are known by.
+    pub source: String,
+    /// `None` where the name says that it is not text.
+    pub kind: Option<Kind>,
+    pub bytes: u64,
+    /// Named by itself and not found in a folder, so that not reading it is an error.
+    pub named: bool,
+}
+
+#[derive(Debug, Default)]
+pub struct Found {
+    pub files: Vec<FoundFile>,
+    /// What could not be looked into, and why.
+    pub problems: Vec<(String, String)>,
+}
+
+/// Paths and patterns as typed, and which of the files under them are wanted.
+pub struct Selection {
+    roots: Vec<Root>,
+    include: Option<GlobSet>,
+    exclude: GlobSet,
+}
+
+enum Root {
+    Path(PathBuf),
+    Glob { base: PathBuf, matcher: GlobMatcher },
+}
+
+impl Selection {
+    pub fn new(paths: &[String], include: &[String], exclude: &[String]) -> Result<Self, InvalidInput> {
+        let roots = paths
+            .iter()
+            .map(|path| Root::parse(path))
+            .collect::<Result<_, _>>()?;
+        let include = (!include.is_empty()).then(|| globs(include)).transpose()?;
+        Ok(Self {
+            roots,
+            include,
+            exclude: globs(exclude)?,
+        })
+    }
+
+    /// All files, in a fixed order, each once however many ways lead to it. Hidden files and folders
+    /// are left out unless they are named.
+    pub fn find(&self) -> Result<Found, InvalidInput> {
+        let mut found = Found::default();
+        let mut seen = HashSet::new();
+        for root in &self.roots {
+            let (base, matcher) = match root {
+                Root::Path(path) => (path, None),
+                Root::Glob { base, matcher } => (base, Some(matcher)),
+            };
+            let before = found.files.len();
+            self.walk(base, matcher, &mut seen, &mut found)?;
+            if matcher.is_some() && found.files.len() == before {
+                tracing::warn!(pattern = %base.display(), "no file matches");
+            }
+        }
+        Ok(found)
+    }
+
+    fn walk(
+        &self,
+        base: &Path,
+        matcher: Option<&GlobMatcher>,
+        seen: &mut HashSet<PathBuf>,
+        found: &mut Found,
+    ) -> Result<(), InvalidInput> {
+        let start = if base.as_os_str().is_empty() {
+            Path::new(".")
+        } else {
+            base
+        };
+        let about = std::fs::metadata(start)
+            .map_err(|error| InvalidInput::new(format!("{} cannot be read: {error}", start.display())))?;
+        let named = about.is_file() && matcher.is_none();
+        let walk = WalkDir::new(start)
+            .follow_links(true)
+            .sort_by_file_name()
+            .into_iter();
+        let visible = |entry: &walkdir::DirEntry| {
+            entry.depth() == 0 || !entry.file_name().as_encoded_bytes().starts_with(b".")
+        };
+        for entry in walk.filter_entry(visible) {
+            let entry = match entry {
+                Ok(entry) => entry,
+                // Whatever the link leads back to is visited anyway.
+                Err(error) if error.loop_ancestor().is_some() => continue,
+                Err(error) => {
+                    let path = error.path().map(source_name).unwrap_or_default();
+                    let problem = error
+                        .io_error()
+                        .map_or_else(|| error.to_string(), ToString::to_string);
+                    found.problems.push((path, problem));
+                    continue;
+                }
+            };
+            if !entry.file_type().is_file() {
+                continue;
+            }
+            let source = source_name(entry.path());
+            let wanted =
+                matcher.is_none_or(|matcher| matcher.is_match(&source)) && (named || self.wants(&source));
+            if !wanted || !std::fs::canonicalize(entry.path()).is_ok_and(|path| seen.insert(path)) {
+                continue;
+            }
+            found.files.push(FoundFile {
+                kind: Kind::of_path(entry.path()),
+                bytes: entry.metadata().map_or(0, |about| about.len()),
+                path: entry.into_path(),
+                source,
+                named,
+            });
+        }
+        Ok(())
+    }
+
+    fn wants(&self, source: &str) -> bool {
+        let name = source.rsplit('/').next().unwrap_or(source);
+        let any = |set: &GlobSet| set.is_match(source) || set.is_match(name);
+        self.include.as_ref().is_none_or(any) && !any(&self.exclude)
+    }
+
+    /// Whether a source of an earlier run stood under these paths.
+    pub fn covers(&self, source: &str) -> bool {
+        self.roots.iter().any(|root| match root {
+            Root::Path(path) => {
+                let base = source_name(path);
+                let below = |rest: &str| rest.is_empty() || rest.starts_with('/');
+                if base == "." {
+                    !source.starts_with('/') && !source.starts_with("../")
+                } else {
+                    source
+                        .strip_prefix(&base)
+                        .is_some_and(|rest| base.ends_with('/') || below(rest))
+                }
+            }
+            Root::Glob { matcher, .. } => matcher.is_match(source),
+        })
+    }
+}
+
+impl Root {
+    /// What exists under the typed name is that file or folder, whatever characters the name has.
+    fn parse(text: &str) -> Result<Self, InvalidInput> {
+        if Path::new(text).exists() || !text.contains(['*', '?', '[', '{']) {
+            return Ok(Self::Path(text.into()));
+        }
+        let fixed: PathBuf = Path::new(text)
+            .components()
+            .take_while(|part| !part.as_os_str().to_string_lossy().contains(['*', '?', '[', '{']))
+            .collect();
+        let pattern = source_name(Path::new(text));
+        Ok(Self::Glob {
+            base: fixed,
+            matcher: glob(&pattern)?.compile_matcher(),
+        })
+    }
+}
+
+fn glob(pattern: &str) -> Result<globset::Glob, InvalidInput> {
+    // A single star stays within a folder, as in a shell.
+    GlobBuilder::new(pattern)
+        .literal_separator(true)
+        .build()
+        .map_err(|error| {
+            InvalidInput::new(format!(
+                "'{}' is not a file pattern: {}",
+                error.glob().unwrap_or(pattern),
+                error.kind()
+            ))
+        })
+}
+
+fn globs(patterns: &[String]) -> Result<GlobSet, InvalidInput> {
+    let mut set = GlobSetBuilder::new();
+    for pattern in patterns {
+        set.add(glob(pattern)?);
+    }
+    set.build()
+        .map_err(|error| InvalidInput::new(format!("the file patterns are too many or too large: {error}")))
+}
+
+/// `./a//b/../c` is `a/c`, and separators are those of Unix everywhere.
+pub fn source_name(path: &Path) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    let mut root = String::new();
+    for part in path.components() {
+        match part {
+            Component::CurDir => {}
+            Component::ParentDir if parts.last().is_some_and(|last| last != "..") => {
+                parts.pop();
+            }
+            Component::ParentDir => parts.push("..".to_owned()),
+            Component::RootDir => root.push('/'),
+            Component::Prefix(prefix) => root.push_str(&prefix.as_os_str().to_string_lossy()),
+            Component::Normal(name) => parts.push(name.to_string_lossy().into_owned()),
+        }
+    }
+    let name = format!("{root}{}", parts.join("/"));
+    if name.is_empty() { ".".to_owned() } else { name }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder() -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for name in [
+            "a.md",
+            "b.txt",
+            ".hidden.md",
+            "sub/c.md",
+            "sub/.git/d.md",
+            "sub/deep/e.MD",
+            "sub/x.png",
+        ] {
+            let path = folder.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "x").unwrap();
+        }
+        folder
+    }
+
+    fn names(folder: &Path, paths: &[&str], include: &[&str], exclude: &[&str]) -> Vec<String> {
+        let own = |list: &[&str]| list.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let paths: Vec<String> = paths
+            .iter()
+            .map(|p| folder.join(p).display().to_string())
+            .collect();
+        let found = Selection::new(&paths, &own(include), &own(exclude))
+            .unwrap()
+            .find()
+            .unwrap();
+        let prefix = format!("{}/", source_name(folder));
+        found
+            .files
+            .iter()
+            .map(|f| f.source.strip_prefix(&prefix).unwrap_or(&f.source).to_owned())
+            .collect()
+    }
+
+    #[test]
+    fn folders_files_and_patterns() {
+        let folder = folder();
+        let at = folder.path();
+        assert_eq!(
+            names(at, &[""], &[], &[]),
+            ["a.md", "b.txt", "sub/c.md", "sub/deep/e.MD", "sub/x.png"]
+        );
+        assert_eq!(names(at, &["*.md"], &[], &[]), ["a.md"]);
+        assert_eq!(names(at, &["**/*.md"], &[], &[]), ["a.md", "sub/c.md"]);
+        assert_eq!(names(at, &[""], &["*.md"], &["**/sub/**"]), ["a.md"]);
+        assert_eq!(
+            names(at, &["a.md", "", ".hidden.md"], &["*.md"], &[]),
+            ["a.md", "sub/c.md", ".hidden.md"]
+        );
+        let missing = Selection::new(&[at.join("none").display().to_string()], &[], &[])
+            .unwrap()
+            .find();
+        assert!(missing.unwrap_err().to_string().contains("none cannot be read"));
+        assert!(Selection::new(&["a".into()], &["[".into()], &[]).is_err());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_symlink_loop_ends_and_nothing_comes_twice() {
+        let folder = folder();
+        let at = folder.path();
+        std::os::unix::fs::symlink(at, at.join("sub/back")).unwrap();
+        std::os::unix::fs::symlink(at.join("sub"), at.join("z-other")).unwrap();
+        std::os::unix::fs::symlink(at.join("nowhere"), at.join("broken")).unwrap();
+        assert_eq!(
+            names(at, &[""], &[], &[]),
+            ["a.md", "b.txt", "sub/c.md", "sub/deep/e.MD", "sub/x.png"]
+        );
+    }
+
+    #[test]
+    fn names_are_tidied_and_roots_know_what_is_theirs() {
+        assert_eq!(source_name(Path::new("./a//b/../c.md")), "a/c.md");
+        assert_eq!(source_name(Path::new("../x/../../y")), "../../y");
+        assert_eq!(source_name(Path::new("./")), ".");
+        let covers = |root: &str, source: &str| {
+            Selection::new(&[root.to_owned()], &[], &[])
+                .unwrap()
+                .covers(source)
+        };
+        assert!(covers("docs/", "docs/a.md") && covers("docs", "docs") && !covers("docs", "docs2/a.md"));
+        assert!(covers(".", "docs/a.md") && !covers(".", "/docs/a.md") && !covers(".", "../a.md"));
+        assert!(covers("docs/**/*.md", "docs/x/a.md") && !covers("docs/**/*.md", "docs/a.txt"));
+        assert!(covers("/", "/a"));
+    }
+}

@@ -1,0 +1,221 @@
+//! Ingestion that goes on after the request that started it, and after a restart.
+//!
+//! A job is a record with the documents it was given beside it, written in one transaction before
+//! it is acknowledged. A worker claims it with a lease, renews the lease while it works, and notes
+//! after every group of documents how far it is. When the worker dies, the lease runs out and
+//! another goes on after the last group noted; what was stored of the group it died in is found to be there.
+//! A worker that finds its job changed by someone else (cancelled, or taken over because it was
+//! thought dead) stops without another word.
+
+mod stored;
+mod worker;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ragstone_core::collection::CollectionName;
+use ragstone_core::error::InvalidInput;
+use ragstone_core::records::{Applied, Expect, Millis, RecordRange};
+use ragstone_core::store::StoreError;
+use tokio::sync::Notify;
+
+use crate::error::ServiceError;
+use crate::ingest::{Content, IngestTarget, Ingestion, Kind, Progress, Report};
+
+pub use stored::{Job, JobState};
+use stored::{ItemRecord, JobRecord, KIND, Stored};
+pub use worker::Worker;
+
+const MAX_SOURCE_BYTES: usize = 1024;
+/// How many jobs one page of the list has at most.
+pub const MAX_LISTED: usize = 1000;
+
+/// What one request brings.
+#[derive(Debug, Clone)]
+pub struct NewJob {
+    pub collection: CollectionName,
+    pub chunk_tokens: Option<usize>,
+    pub items: Vec<NewItem>,
+}
+
+#[derive(Debug, Clone)]
+pub struct NewItem {
+    pub source: String,
+    pub kind: Kind,
+    pub bytes: Vec<u8>,
+    /// Some rows of a larger file, whose others come by other requests.
+    pub partial: bool,
+}
+
+#[derive(Clone)]
+pub struct Jobs {
+    ingestion: Ingestion,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    /// There may be something to do.
+    wake: Notify,
+    /// The server is stopping: hand back what is being worked on.
+    stop: Notify,
+    running: Mutex<HashMap<String, Running>>,
+}
+
+/// A job that this process works on.
+#[derive(Clone)]
+struct Running {
+    /// What was done before the group that is being worked on.
+    before: Report,
+    progress: Arc<Progress>,
+    cancel: Arc<Notify>,
+}
+
+impl Jobs {
+    pub fn new(ingestion: Ingestion) -> Self {
+        Self { ingestion, shared: Arc::default() }
+    }
+
+    /// Stores a job; it is durable when this returns, and will be done.
+    pub async fn submit(&self, new: NewJob) -> Result<Job, ServiceError> {
+        check_items(&new.items)?;
+        let target = IngestTarget { collection: new.collection.clone(), chunk_tokens: new.chunk_tokens };
+        self.ingestion.check(&target).await?;
+        let now = now();
+        // Version 7 ids grow with time, so the list of keys is the order of submission.
+        let id = uuid::Uuid::now_v7().to_string();
+        let items = new.items.iter().map(|item| ItemRecord::new(item, stored::parts(&item.bytes))).collect();
+        let record = JobRecord::new(&new, items, now);
+        let mut changes = Vec::new();
+        for (index, item) in new.items.into_iter().enumerate() {
+            changes.extend(stored::put_parts(&id, index, &item.bytes));
+        }
+        changes.push(record.put(&id, Some(now), Expect::Absent));
+        self.ingestion.records.apply(changes).await?;
+        self.shared.wake.notify_one();
+        Ok(record.view(&id))
+    }
+
+    /// A job as it stands, up to date where this process works on it.
+    pub async fn get(&self, id: &str) -> Result<Option<Job>, StoreError> {
+        let Some(stored) = self.load(id).await? else { return Ok(None) };
+        Ok(Some(self.with_progress(stored.record.view(id))))
+    }
+
+    /// The newest jobs, newest first.
+    pub async fn list(&self, collection: Option<&CollectionName>) -> Result<Vec<Job>, StoreError> {
+        let mut jobs = Vec::new();
+        let mut range = RecordRange {
+            group: collection.map(ToString::to_string),
+            after: None,
+            limit: MAX_LISTED,
+        };
+        loop {
+            let page = self.ingestion.records.list(KIND, range.clone()).await?;
+            range.after = page.last().map(|record| record.key.clone());
+            let ended = page.len() < MAX_LISTED;
+            jobs.extend(page.iter().filter_map(Stored::read).map(|stored| {
+                self.with_progress(stored.record.view(&stored.id))
+            }));
+            if ended {
+                break;
+            }
+        }
+        jobs.reverse();
+        jobs.truncate(MAX_LISTED);
+        Ok(jobs)
+    }
+
+    /// Stops a job that is not finished. What it has stored stays.
+    pub async fn cancel(&self, id: &str) -> Result<Option<Job>, StoreError> {
+        loop {
+            let Some(mut stored) = self.load(id).await? else { return Ok(None) };
+            if stored.record.state.is_final() {
+                return Ok(Some(stored.record.view(id)));
+            }
+            let progress = self.with_progress(stored.record.view(id)).report;
+            stored.record.report = progress;
+            if self.end(&mut stored, JobState::Cancelled, None).await? {
+                if let Some(running) = self.running(id) {
+                    running.cancel.notify_one();
+                }
+                return Ok(Some(stored.record.view(id)));
+            }
+        }
+    }
+
+    /// Gives the worker that serves this queue; one per process is enough.
+    pub fn worker(&self) -> Worker {
+        Worker::new(self.clone())
+    }
+
+    async fn load(&self, id: &str) -> Result<Option<Stored>, StoreError> {
+        let found = self.ingestion.records.get(KIND, &[id.to_owned()]).await?;
+        Ok(found.first().and_then(Stored::read))
+    }
+
+    /// Writes the last state of a job and drops the documents it was given. False when somebody
+    /// else changed it first.
+    async fn end(&self, stored: &mut Stored, state: JobState, error: Option<String>) -> Result<bool, StoreError> {
+        let now = now();
+        stored.record.state = state;
+        stored.record.error = error;
+        stored.record.finished = Some(now);
+        let change = stored.record.put(
+            &stored.id,
+            Some(now.saturating_add(stored::KEPT_FOR)),
+            Expect::Version(stored.version),
+        );
+        let applied = self.ingestion.records.apply(vec![change]).await?;
+        let [Applied::Done { version }] = applied[..] else { return Ok(false) };
+        stored.version = version;
+        let parts = stored.record.delete_parts(&stored.id, 0..stored.record.items.len());
+        self.ingestion.records.apply(parts).await?;
+        Ok(true)
+    }
+
+    fn running(&self, id: &str) -> Option<Running> {
+        self.shared.running.lock().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
+    }
+
+    fn with_progress(&self, mut job: Job) -> Job {
+        if let Some(running) = self.running(&job.id).filter(|_| job.state == JobState::Running) {
+            job.report = running.before.clone();
+            job.report.add(&running.progress.snapshot());
+        }
+        job
+    }
+}
+
+fn check_items(items: &[NewItem]) -> Result<(), InvalidInput> {
+    if items.is_empty() {
+        return Err(InvalidInput::new("Documents are required: send at least one"));
+    }
+    let mut sources = HashSet::new();
+    for (index, item) in items.iter().enumerate() {
+        let at = |problem: &str| InvalidInput::new(format!("Document at index {index}: {problem}"));
+        if item.source.trim().is_empty() {
+            return Err(at("a name is required"));
+        }
+        if item.source.len() > MAX_SOURCE_BYTES || item.source.chars().any(char::is_control) {
+            return Err(at("its name must have at most 1024 bytes and no control characters"));
+        }
+        if !sources.insert(&item.source) {
+            return Err(at("its name is that of an earlier document"));
+        }
+        if item.partial && !item.kind.is_rows() {
+            return Err(at("only JSONL and CSV can come in parts"));
+        }
+    }
+    Ok(())
+}
+
+impl NewItem {
+    fn content(bytes: Vec<u8>, partial: bool) -> Content {
+        if partial { Content::Part(bytes) } else { Content::Memory(bytes) }
+    }
+}
+
+pub(crate) fn now() -> Millis {
+    jiff::Timestamp::now().as_millisecond()
+}

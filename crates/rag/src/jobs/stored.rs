@@ -1,0 +1,196 @@
+//! Jobs as records.
+
+use std::ops::Range;
+
+use ragstone_core::records::{Expect, Millis, Record, RecordChange};
+use serde::{Deserialize, Serialize};
+
+use super::{NewItem, NewJob};
+use crate::ingest::{Kind, Report};
+
+pub(super) const KIND: &str = "job";
+pub(super) const PART_KIND: &str = "job-part";
+/// How long a finished job can be asked for.
+pub(super) const KEPT_FOR: Millis = 7 * 24 * 60 * 60 * 1000;
+const PART_BYTES: usize = 1 << 20;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum JobState {
+    Queued,
+    Running,
+    Done,
+    Failed,
+    Cancelled,
+}
+
+impl JobState {
+    pub fn is_final(self) -> bool {
+        matches!(self, Self::Done | Self::Failed | Self::Cancelled)
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Running => "running",
+            Self::Done => "done",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// A job as others see it.
+#[derive(Debug, Clone)]
+pub struct Job {
+    pub id: String,
+    pub collection: String,
+    pub state: JobState,
+    pub created: Millis,
+    pub started: Option<Millis>,
+    pub finished: Option<Millis>,
+    pub items: u64,
+    pub bytes: u64,
+    pub report: Report,
+    /// Why the job as a whole failed.
+    pub error: Option<String>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct JobRecord {
+    pub(super) collection: String,
+    pub(super) chunk_tokens: Option<usize>,
+    pub(super) state: JobState,
+    pub(super) created: Millis,
+    pub(super) started: Option<Millis>,
+    pub(super) finished: Option<Millis>,
+    pub(super) items: Vec<ItemRecord>,
+    /// Items before this one are done with.
+    pub(super) next: usize,
+    pub(super) report: Report,
+    pub(super) attempts: u32,
+    pub(super) error: Option<String>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct ItemRecord {
+    pub(super) source: String,
+    pub(super) kind: Kind,
+    pub(super) bytes: u64,
+    pub(super) parts: usize,
+    pub(super) partial: bool,
+}
+
+impl ItemRecord {
+    pub(super) fn new(item: &NewItem, parts: usize) -> Self {
+        Self {
+            source: item.source.clone(),
+            kind: item.kind,
+            bytes: item.bytes.len() as u64,
+            parts,
+            partial: item.partial,
+        }
+    }
+}
+
+/// A record with the version it was read at.
+pub(super) struct Stored {
+    pub(super) id: String,
+    pub(super) version: u64,
+    pub(super) record: JobRecord,
+}
+
+impl Stored {
+    pub(super) fn read(record: &Record) -> Option<Self> {
+        let parsed = serde_json::from_slice(&record.value).ok()?;
+        Some(Self {
+            id: record.key.clone(),
+            version: record.version,
+            record: parsed,
+        })
+    }
+}
+
+impl JobRecord {
+    pub(super) fn new(new: &NewJob, items: Vec<ItemRecord>, now: Millis) -> Self {
+        Self {
+            collection: new.collection.to_string(),
+            chunk_tokens: new.chunk_tokens,
+            state: JobState::Queued,
+            created: now,
+            started: None,
+            finished: None,
+            items,
+            next: 0,
+            report: Report::default(),
+            attempts: 0,
+            error: None,
+        }
+    }
+
+    pub(super) fn view(&self, id: &str) -> Job {
+        Job {
+            id: id.to_owned(),
+            collection: self.collection.clone(),
+            state: self.state,
+            created: self.created,
+            started: self.started,
+            finished: self.finished,
+            items: self.items.len() as u64,
+            bytes: self.items.iter().map(|item| item.bytes).sum(),
+            report: self.report.clone(),
+            error: self.error.clone(),
+        }
+    }
+
+    pub(super) fn put(&self, id: &str, due: Option<Millis>, expect: Expect) -> RecordChange {
+        RecordChange::Put {
+            kind: KIND.to_owned(),
+            key: id.to_owned(),
+            group: self.collection.clone(),
+            value: serde_json::to_vec(self).unwrap_or_default(),
+            due,
+            expect,
+        }
+    }
+
+    pub(super) fn delete_parts(&self, id: &str, items: Range<usize>) -> Vec<RecordChange> {
+        items
+            .flat_map(|index| self.part_keys(id, index))
+            .map(|key| RecordChange::Delete {
+                kind: PART_KIND.to_owned(),
+                key,
+                expect: Expect::Anything,
+            })
+            .collect()
+    }
+
+    /// In the order of the bytes.
+    pub(super) fn part_keys(&self, id: &str, index: usize) -> Vec<String> {
+        let parts = self.items.get(index).map_or(0, |item| item.parts);
+        (0..parts).map(|part| part_key(id, index, part)).collect()
+    }
+}
+
+fn part_key(id: &str, item: usize, part: usize) -> String {
+    format!("{id}/{item:06}/{part:06}")
+}
+
+pub(super) fn parts(bytes: &[u8]) -> usize {
+    bytes.len().div_ceil(PART_BYTES)
+}
+
+pub(super) fn put_parts(id: &str, item: usize, bytes: &[u8]) -> Vec<RecordChange> {
+    bytes
+        .chunks(PART_BYTES)
+        .enumerate()
+        .map(|(part, bytes)| RecordChange::Put {
+            kind: PART_KIND.to_owned(),
+            key: part_key(id, item, part),
+            group: String::new(),
+            value: bytes.to_vec(),
+            due: None,
+            expect: Expect::Absent,
+        })
+        .collect()
+}

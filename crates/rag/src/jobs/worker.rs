@@ -1,0 +1,326 @@
+//! Doing jobs, one at a time.
+
+use std::ops::Range;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use ragstone_core::collection::CollectionName;
+use ragstone_core::model::ModelError;
+use ragstone_core::records::{Applied, Expect, Millis, RecordChange};
+use ragstone_core::store::StoreError;
+use tokio::sync::{Notify, mpsc};
+use tokio::task::JoinHandle;
+
+use super::stored::{JobRecord, KIND, PART_KIND, Stored};
+use super::{JobState, Jobs, NewItem, Running, now};
+use crate::error::ServiceError;
+use crate::ingest::{IngestTarget, Input, Progress};
+
+/// A worker that is silent for this long is taken for dead.
+const LEASE: Millis = 10_000;
+const HEARTBEAT: Duration = Duration::from_secs(3);
+/// How long an idle worker waits before it looks again for what other processes left.
+const POLL: Duration = Duration::from_secs(2);
+/// How far a job is, is noted after so many documents or so many bytes.
+const GROUP_ITEMS: usize = 64;
+const GROUP_BYTES: u64 = 4 << 20;
+const MAX_ATTEMPTS: u32 = 10;
+
+/// Serves the queue until it is told to stop.
+pub struct Worker {
+    jobs: Jobs,
+    task: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    pub(super) fn new(jobs: Jobs) -> Self {
+        Self { jobs, task: None }
+    }
+
+    /// Starts working in the background.
+    pub fn start(mut self) -> Self {
+        let jobs = self.jobs.clone();
+        self.task = Some(tokio::spawn(async move { serve(&jobs).await }));
+        self
+    }
+
+    /// Hands back the job that is being worked on, so that the next start goes on with it at once.
+    pub async fn stop(mut self) {
+        self.jobs.shared.stop.notify_one();
+        if let Some(task) = self.task.take() {
+            let _ = task.await;
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+    }
+}
+
+async fn serve(jobs: &Jobs) {
+    let shared = Arc::clone(&jobs.shared);
+    loop {
+        match work_once(jobs).await {
+            Ok(Found::Job) => {}
+            Ok(Found::Stop) => return,
+            found => {
+                if let Err(error) = found {
+                    tracing::warn!(%error, "jobs cannot be looked for");
+                }
+                tokio::select! {
+                    () = shared.wake.notified() => {}
+                    () = shared.stop.notified() => return,
+                    () = tokio::time::sleep(POLL) => {}
+                }
+            }
+        }
+    }
+}
+
+enum Found {
+    Job,
+    Nothing,
+    Stop,
+}
+
+async fn work_once(jobs: &Jobs) -> Result<Found, StoreError> {
+    let now = now();
+    let claimed = jobs.ingestion.records.claim(KIND, 1, now, now + LEASE).await?;
+    let Some(record) = claimed.first() else {
+        return Ok(Found::Nothing);
+    };
+    let Some(stored) = Stored::read(record) else {
+        tracing::error!(job = record.key, "a job's record cannot be read and is removed");
+        jobs.ingestion
+            .records
+            .apply(vec![delete_job(&record.key, record.version)])
+            .await?;
+        return Ok(Found::Job);
+    };
+    if stored.record.state.is_final() {
+        // It was kept long enough. Its documents should be gone already; a crash may have left some.
+        let mut changes = stored
+            .record
+            .delete_parts(&stored.id, 0..stored.record.items.len());
+        changes.push(delete_job(&stored.id, stored.version));
+        jobs.ingestion.records.apply(changes).await?;
+        return Ok(Found::Job);
+    }
+    let id = stored.id.clone();
+    let ended = do_job(jobs, stored).await;
+    jobs.shared
+        .running
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .remove(&id);
+    ended
+}
+
+fn delete_job(id: &str, version: u64) -> RecordChange {
+    RecordChange::Delete {
+        kind: KIND.to_owned(),
+        key: id.to_owned(),
+        expect: Expect::Version(version),
+    }
+}
+
+async fn do_job(jobs: &Jobs, mut stored: Stored) -> Result<Found, StoreError> {
+    stored.record.state = JobState::Running;
+    stored.record.started.get_or_insert_with(now);
+    let cancel = Arc::new(Notify::new());
+    tracing::info!(
+        job = stored.id,
+        collection = stored.record.collection,
+        "ingestion job started"
+    );
+    loop {
+        let group = next_group(&stored.record);
+        if group.is_empty() {
+            jobs.end(&mut stored, JobState::Done, None).await?;
+            tracing::info!(job = stored.id, "ingestion job done");
+            return Ok(Found::Job);
+        }
+        let progress = Arc::new(Progress::default());
+        let running = Running {
+            before: stored.record.report.clone(),
+            progress: Arc::clone(&progress),
+            cancel: Arc::clone(&cancel),
+        };
+        jobs.shared
+            .running
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(stored.id.clone(), running);
+        if !renew(jobs, &mut stored).await? {
+            return Ok(Found::Job);
+        }
+        match attend(jobs, &mut stored, group.clone(), &progress, &cancel).await? {
+            Attended::Done(Ok(())) => {
+                let snapshot = progress.snapshot();
+                stored.record.report.add(&snapshot);
+                stored.record.next = group.end;
+                stored.record.attempts = 0;
+                if !renew(jobs, &mut stored).await? {
+                    return Ok(Found::Job);
+                }
+                let parts = stored.record.delete_parts(&stored.id, group);
+                jobs.ingestion.records.apply(parts).await?;
+            }
+            Attended::Done(Err(error)) => {
+                give_up_or_retry(jobs, stored, error).await?;
+                return Ok(Found::Job);
+            }
+            Attended::Lost => return Ok(Found::Job),
+            Attended::Stopping => {
+                release(jobs, stored, now()).await?;
+                return Ok(Found::Stop);
+            }
+        }
+    }
+}
+
+fn next_group(record: &JobRecord) -> Range<usize> {
+    let start = record.next;
+    let mut bytes = 0;
+    let mut end = start;
+    for item in record.items.iter().skip(start).take(GROUP_ITEMS) {
+        if end > start && bytes + item.bytes > GROUP_BYTES {
+            break;
+        }
+        bytes += item.bytes;
+        end += 1;
+    }
+    start..end
+}
+
+enum Attended {
+    Done(Result<(), ServiceError>),
+    /// Cancelled, or another process has it.
+    Lost,
+    Stopping,
+}
+
+/// Works on a group while keeping the lease.
+async fn attend(
+    jobs: &Jobs,
+    stored: &mut Stored,
+    group: Range<usize>,
+    progress: &Arc<Progress>,
+    cancel: &Notify,
+) -> Result<Attended, StoreError> {
+    let record = stored.record.clone();
+    let mut work = Box::pin(ingest_group(jobs, &record, stored.id.clone(), group, progress));
+    let mut beat = tokio::time::interval(HEARTBEAT);
+    beat.tick().await;
+    loop {
+        tokio::select! {
+            done = &mut work => return Ok(Attended::Done(done)),
+            () = cancel.notified() => return Ok(Attended::Lost),
+            () = jobs.shared.stop.notified() => return Ok(Attended::Stopping),
+            _ = beat.tick() => match renew(jobs, stored).await {
+                Ok(true) => {}
+                Ok(false) => return Ok(Attended::Lost),
+                Err(error) => tracing::warn!(%error, job = stored.id, "a job's lease could not be renewed"),
+            },
+        }
+    }
+}
+
+async fn ingest_group(
+    jobs: &Jobs,
+    record: &JobRecord,
+    id: String,
+    group: Range<usize>,
+    progress: &Arc<Progress>,
+) -> Result<(), ServiceError> {
+    let target = IngestTarget {
+        collection: CollectionName::parse(record.collection.clone())?,
+        chunk_tokens: record.chunk_tokens,
+    };
+    let prepared = jobs.ingestion.check(&target).await?;
+    let (sender, inputs) = mpsc::channel(1);
+    let feed = async {
+        for index in group {
+            let Some(item) = record.items.get(index) else {
+                break;
+            };
+            let keys = record.part_keys(&id, index);
+            let mut parts = jobs.ingestion.records.get(PART_KIND, &keys).await?;
+            parts.sort_by(|a, b| a.key.cmp(&b.key));
+            let bytes: Vec<u8> = parts.into_iter().flat_map(|part| part.value).collect();
+            if bytes.len() as u64 != item.bytes {
+                progress.update(|report| report.fail(&item.source, "its content is no longer there"));
+                continue;
+            }
+            let input = Input {
+                source: item.source.clone(),
+                kind: item.kind,
+                content: NewItem::content(bytes, item.partial),
+            };
+            if sender.send(input).await.is_err() {
+                break;
+            }
+        }
+        drop(sender);
+        Ok::<_, ServiceError>(())
+    };
+    let run = jobs.ingestion.run(prepared, inputs, Arc::clone(progress));
+    tokio::try_join!(feed, run)?;
+    Ok(())
+}
+
+/// Writes the record as it stands, with a new lease. False when it is no longer ours.
+async fn renew(jobs: &Jobs, stored: &mut Stored) -> Result<bool, StoreError> {
+    let change = stored
+        .record
+        .put(&stored.id, Some(now() + LEASE), Expect::Version(stored.version));
+    let applied = jobs.ingestion.records.apply(vec![change]).await?;
+    let [Applied::Done { version }] = applied[..] else {
+        tracing::info!(job = stored.id, "a job was cancelled or taken over");
+        return Ok(false);
+    };
+    stored.version = version;
+    Ok(true)
+}
+
+/// Back into the queue.
+async fn release(jobs: &Jobs, mut stored: Stored, due: Millis) -> Result<(), StoreError> {
+    stored.record.state = JobState::Queued;
+    let change = stored
+        .record
+        .put(&stored.id, Some(due), Expect::Version(stored.version));
+    jobs.ingestion.records.apply(vec![change]).await.map(|_| ())
+}
+
+/// What may pass is tried again later; what will not is the end of the job.
+async fn give_up_or_retry(jobs: &Jobs, mut stored: Stored, error: ServiceError) -> Result<(), StoreError> {
+    let passing = matches!(
+        error,
+        ServiceError::Model(ModelError::Overloaded { .. } | ModelError::Unavailable(_))
+            | ServiceError::Store(StoreError::Unavailable { .. })
+            | ServiceError::ModelNotLoaded { .. }
+    );
+    stored.record.attempts += 1;
+    let message = error.to_string();
+    if passing && stored.record.attempts < MAX_ATTEMPTS {
+        let wait = 1000 * (1 << stored.record.attempts.min(8));
+        tracing::warn!(job = stored.id, %error, retry_in_ms = wait, "an ingestion job waits");
+        stored.record.error = Some(message);
+        return release(jobs, stored, now() + wait).await;
+    }
+    tracing::error!(job = stored.id, %error, "an ingestion job failed");
+    // The reason may be of no concern to clients; the log has it.
+    let message = match error {
+        ServiceError::Store(StoreError::Failed(_)) => {
+            "the store failed; the server's log says more".to_owned()
+        }
+        _ => message,
+    };
+    jobs.end(&mut stored, JobState::Failed, Some(message))
+        .await
+        .map(|_| ())
+}

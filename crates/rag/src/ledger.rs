@@ -1,0 +1,176 @@
+//! The ledger: which content was embedded by which model, and the vector it got.
+//!
+//! An entry is found by what decides a vector: the content's hash, the model and its version; and by
+//! whom it belongs to. Entries are written once. Of two that write the same entry at the same
+//! time, one is told that it came second.
+
+mod contract;
+mod remote;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use ragstone_core::model::ModelIdentity;
+use ragstone_core::records::{Applied, Expect, RecordChange, Records};
+use ragstone_core::store::StoreError;
+use sha2::{Digest, Sha256};
+
+pub use contract::{ChunkRequest, Embedded, EmbeddedChunk, EmbeddingRequest, SkippedChunk, embed_chunks};
+pub use remote::{ContractEmbedder, ContractSettings};
+
+use crate::ingest::chunk::hex;
+
+const KIND: &str = "embedding";
+
+/// Whom an entry belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope<'a> {
+    /// A knowledge base of the embedding contract, or of an external service that speaks it.
+    KnowledgeBase(&'a str),
+    /// What was ingested, whatever the collection.
+    Ingestion,
+}
+
+/// What an entry is found by.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LedgerKey(String);
+
+impl LedgerKey {
+    pub fn new(scope: Scope<'_>, content_hash: &str, model: &ModelIdentity) -> Self {
+        let (kind, owner) = match scope {
+            Scope::KnowledgeBase(id) => ("kb", id),
+            Scope::Ingestion => ("ingestion", ""),
+        };
+        let mut hash = Sha256::new();
+        for part in [kind, owner, content_hash, &model.id, &model.version] {
+            // The length keeps the parts apart: ("a", "bc") is not ("ab", "c").
+            hash.update((part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+        Self(hex(&hash.finalize()))
+    }
+
+    /// A name for the embedding that is the same wherever and whenever it is made.
+    pub fn embedding_id(&self) -> String {
+        format!("emb_{}", &self.0[..32])
+    }
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Entry {
+    pub embedding_id: String,
+    pub vector: Vec<f32>,
+}
+
+#[derive(Clone)]
+pub struct Ledger {
+    records: Arc<dyn Records>,
+}
+
+impl Ledger {
+    pub fn new(records: Arc<dyn Records>) -> Self {
+        Self { records }
+    }
+
+    /// Those of the keys that have an entry.
+    pub async fn find(&self, keys: &[LedgerKey]) -> Result<HashMap<LedgerKey, Entry>, StoreError> {
+        if keys.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let keys: Vec<String> = keys.iter().map(|key| key.0.clone()).collect();
+        let records = self.records.get(KIND, &keys).await?;
+        Ok(records
+            .into_iter()
+            .filter_map(|record| Some((LedgerKey(record.key), decode(&record.value)?)))
+            .collect())
+    }
+
+    /// Writes entries that are not there yet; durable when it returns. For each, in order: whether
+    /// it was written, and not there already.
+    pub async fn record(&self, entries: Vec<(LedgerKey, Entry)>) -> Result<Vec<bool>, StoreError> {
+        if entries.is_empty() {
+            return Ok(Vec::new());
+        }
+        let changes = entries
+            .into_iter()
+            .map(|(key, entry)| RecordChange::Put {
+                kind: KIND.to_owned(),
+                key: key.0,
+                group: String::new(),
+                value: encode(&entry),
+                due: None,
+                expect: Expect::Absent,
+            })
+            .collect();
+        let applied = self.records.apply(changes).await?;
+        Ok(applied.into_iter().map(|applied| matches!(applied, Applied::Done { .. })).collect())
+    }
+
+    /// Removes entries, where they are there.
+    pub async fn forget(&self, keys: Vec<LedgerKey>) -> Result<(), StoreError> {
+        if keys.is_empty() {
+            return Ok(());
+        }
+        let changes = keys
+            .into_iter()
+            .map(|key| RecordChange::Delete { kind: KIND.to_owned(), key: key.0, expect: Expect::Anything })
+            .collect();
+        self.records.apply(changes).await.map(|_| ())
+    }
+}
+
+/// The id's length, the id, then the numbers, all little-endian.
+fn encode(entry: &Entry) -> Vec<u8> {
+    let id = entry.embedding_id.as_bytes();
+    let length = u16::try_from(id.len()).unwrap_or(u16::MAX);
+    let id = &id[..usize::from(length)];
+    let mut bytes = Vec::with_capacity(2 + id.len() + entry.vector.len() * 4);
+    bytes.extend(length.to_le_bytes());
+    bytes.extend(id);
+    bytes.extend(entry.vector.iter().flat_map(|x| x.to_le_bytes()));
+    bytes
+}
+
+/// `None` for bytes that are no entry: such content is embedded again.
+fn decode(bytes: &[u8]) -> Option<Entry> {
+    let (length, rest) = bytes.split_first_chunk::<2>()?;
+    let (id, numbers) = rest.split_at_checked(usize::from(u16::from_le_bytes(*length)))?;
+    let (numbers, []) = numbers.as_chunks::<4>() else { return None };
+    let vector: Vec<f32> = numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    let embedding_id = String::from_utf8(id.to_vec()).ok()?;
+    (!vector.is_empty()).then_some(Entry { embedding_id, vector })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model(id: &str, version: &str) -> ModelIdentity {
+        ModelIdentity { id: id.into(), version: version.into(), dimensions: 2 }
+    }
+
+    #[test]
+    fn entries_survive_their_encoding_and_damage_is_noticed() {
+        let entry = Entry { embedding_id: "emb_ä".into(), vector: vec![1.5, -0.25] };
+        let bytes = encode(&entry);
+        assert_eq!(decode(&bytes), Some(entry));
+        for cut in 0..bytes.len() {
+            assert_ne!(decode(&bytes[..cut]).map(|e| e.vector.len()), Some(2), "{cut}");
+        }
+    }
+
+    #[test]
+    fn every_part_of_the_identity_makes_another_key() {
+        let keys = [
+            LedgerKey::new(Scope::KnowledgeBase("k"), "h", &model("m", "1")),
+            LedgerKey::new(Scope::KnowledgeBase("k2"), "h", &model("m", "1")),
+            LedgerKey::new(Scope::KnowledgeBase("k"), "h2", &model("m", "1")),
+            LedgerKey::new(Scope::KnowledgeBase("k"), "h", &model("m2", "1")),
+            LedgerKey::new(Scope::KnowledgeBase("k"), "h", &model("m", "2")),
+            LedgerKey::new(Scope::KnowledgeBase("kh"), "", &model("m", "1")),
+            LedgerKey::new(Scope::Ingestion, "h", &model("m", "1")),
+        ];
+        let distinct: std::collections::HashSet<_> = keys.iter().collect();
+        assert_eq!(distinct.len(), keys.len());
+    }
+}

@@ -1,0 +1,183 @@
+//! The service side of the embedding contract.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry as MapEntry;
+
+use ragstone_core::error::InvalidInput;
+use ragstone_core::model::{EmbedInput, ModelError, Role};
+
+use super::{Entry, Ledger, LedgerKey, Scope};
+use crate::Models;
+use crate::error::ServiceError;
+use crate::models::embed_all;
+
+/// A request as it came in: every field may be missing.
+#[derive(Debug, Clone, Default)]
+pub struct EmbeddingRequest {
+    pub knowledgebase_id: Option<String>,
+    pub chunks: Vec<ChunkRequest>,
+    pub model_id: Option<String>,
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct ChunkRequest {
+    pub chunk_id: Option<String>,
+    pub content: Option<String>,
+    pub content_hash: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct EmbeddedChunk {
+    pub embedding_id: String,
+    pub chunk_id: String,
+    pub knowledgebase_id: String,
+    pub content_hash: String,
+    pub model_id: String,
+    pub model_version: String,
+    pub vector: Vec<f32>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SkippedChunk {
+    pub chunk_id: String,
+    pub embedding_id: String,
+}
+
+/// Every chunk of the request is in one of the two.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Embedded {
+    pub embeddings: Vec<EmbeddedChunk>,
+    pub skipped: Vec<SkippedChunk>,
+}
+
+struct Chunk {
+    id: String,
+    content: String,
+    content_hash: String,
+    key: LedgerKey,
+}
+
+/// Embeds what the ledger does not know yet. Whatever is answered as embedded is in the ledger.
+pub async fn embed_chunks(
+    models: &Models,
+    ledger: &Ledger,
+    request: EmbeddingRequest,
+) -> Result<Embedded, ServiceError> {
+    let knowledge_base = required(request.knowledgebase_id, "knowledgebase_id", None)?;
+    let mut checked = Vec::with_capacity(request.chunks.len());
+    for (index, raw) in request.chunks.into_iter().enumerate() {
+        let id = required(raw.chunk_id, "chunk_id", Some(index))?;
+        let content = required(raw.content, "content", Some(index))?;
+        let content_hash = required(raw.content_hash, "content_hash", Some(index))?;
+        checked.push((id, content, content_hash));
+    }
+    if checked.is_empty() {
+        return Ok(Embedded::default());
+    }
+    let embedder = match request.model_id.filter(|id| !id.trim().is_empty()) {
+        Some(id) => models.embedder(&id)?,
+        None => models
+            .default_embedder()
+            .ok_or_else(|| InvalidInput::new("model id is required"))?,
+    };
+    let model = embedder.info().identity.clone();
+    if model.version.is_empty() {
+        return Err(InvalidInput::new(format!(
+            "model version is required: model '{}' has none; give its entry a version",
+            model.id
+        ))
+        .into());
+    }
+    let scope = Scope::KnowledgeBase(&knowledge_base);
+    let chunks: Vec<Chunk> = checked
+        .into_iter()
+        .map(|(id, content, content_hash)| {
+            let key = LedgerKey::new(scope, &content_hash, &model);
+            Chunk {
+                id,
+                content,
+                content_hash,
+                key,
+            }
+        })
+        .collect();
+
+    let keys: Vec<LedgerKey> = chunks.iter().map(|chunk| chunk.key.clone()).collect();
+    let known = ledger.find(&keys).await?;
+    let mut known: HashMap<LedgerKey, String> = known
+        .into_iter()
+        .map(|(key, entry)| (key, entry.embedding_id))
+        .collect();
+    let mut skipped = Vec::new();
+    let mut new = Vec::new();
+    for chunk in chunks {
+        match known.entry(chunk.key.clone()) {
+            MapEntry::Occupied(known) => {
+                skipped.push(SkippedChunk {
+                    chunk_id: chunk.id,
+                    embedding_id: known.get().clone(),
+                });
+            }
+            MapEntry::Vacant(unknown) => {
+                unknown.insert(chunk.key.embedding_id());
+                new.push(chunk);
+            }
+        }
+    }
+
+    let inputs = new
+        .iter()
+        .map(|chunk| EmbedInput::Text(chunk.content.clone()))
+        .collect();
+    let vectors = embed_all(embedder.as_ref(), inputs, Role::Passage).await?;
+    if vectors.len() != new.len() {
+        return Err(ModelError::Failed("the model gave another number of vectors than texts".into()).into());
+    }
+    let entries = new
+        .iter()
+        .zip(&vectors)
+        .map(|(chunk, embedding)| {
+            let embedding_id = chunk.key.embedding_id();
+            (
+                chunk.key.clone(),
+                Entry {
+                    embedding_id,
+                    vector: embedding.vector.clone(),
+                },
+            )
+        })
+        .collect();
+    let written = ledger.record(entries).await?;
+    let mut embeddings = Vec::with_capacity(new.len());
+    for ((chunk, embedding), written) in new.into_iter().zip(vectors).zip(written) {
+        // The id follows from the key, so it is also that of the request that came first.
+        let embedding_id = chunk.key.embedding_id();
+        if !written {
+            skipped.push(SkippedChunk {
+                chunk_id: chunk.id,
+                embedding_id,
+            });
+            continue;
+        }
+        embeddings.push(EmbeddedChunk {
+            embedding_id,
+            chunk_id: chunk.id,
+            knowledgebase_id: knowledge_base.clone(),
+            content_hash: chunk.content_hash,
+            model_id: model.id.clone(),
+            model_version: model.version.clone(),
+            vector: embedding.vector,
+        });
+    }
+    Ok(Embedded { embeddings, skipped })
+}
+
+/// A field that is there and says something.
+fn required(value: Option<String>, name: &str, chunk: Option<usize>) -> Result<String, InvalidInput> {
+    value
+        .filter(|value| !value.trim().is_empty())
+        .ok_or_else(|| match chunk {
+            Some(index) => InvalidInput::new(format!("{name} is required (chunk at index {index})")),
+            None => InvalidInput::new(format!("{name} is required")),
+        })
+}
