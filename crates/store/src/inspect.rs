@@ -41,7 +41,11 @@ pub fn inspect(directory: &Path) -> Result<Option<Inspection>> {
         schema,
         known_schema,
         problems: problems(&connection)?,
-        collections: if readable { collections(&connection)? } else { Vec::new() },
+        collections: if readable {
+            collections(&connection)?
+        } else {
+            Vec::new()
+        },
     }))
 }
 

@@ -4,3 +4,6 @@
 
 mod collections;
 mod common;
+mod deletion;
+mod model;
+mod records;

@@ -1,0 +1,92 @@
+//! Deleting really deletes.
+
+use std::path::Path;
+
+use ragstone_core::Metadata;
+use ragstone_core::store::{Selection, Store};
+use serde_json::json;
+
+use crate::common::*;
+
+fn files_contain(directory: &Path, needle: &str) -> bool {
+    std::fs::read_dir(directory).unwrap().any(|entry| {
+        let bytes = std::fs::read(entry.unwrap().path()).unwrap();
+        bytes
+            .windows(needle.len())
+            .any(|window| window == needle.as_bytes())
+    })
+}
+
+fn documents(count: usize, secret_every: usize) -> ragstone_core::store::DocumentBatch {
+    let mut noise = Noise(5);
+    batch(
+        (0..count)
+            .map(|n| {
+                let secret = n % secret_every == 0;
+                let word = if secret { "xyzzysecret" } else { "ordinary" };
+                // Some longer than a page, so that overflow pages are covered too.
+                let text = format!("{word} {}", "filler ".repeat(if n % 5 == 0 { 2000 } else { 10 }));
+                let fields = json!({"secret": secret, "note": format!("{word}-note")});
+                stored(&format!("{word}-{n}"), &text, fields, &noise.vector(16))
+            })
+            .collect(),
+    )
+}
+
+#[tokio::test]
+async fn deleted_text_is_in_no_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    let docs = name("docs");
+    store.create_collection(&docs, Metadata::new()).await.unwrap();
+    store.upsert(&docs, documents(300, 3)).await.unwrap();
+    store.flush().await.unwrap();
+    assert!(files_contain(directory.path(), "xyzzysecret"));
+    let secrets = ragstone_core::Filter::parse(&json!({"secret": true})).unwrap();
+    let deleted = store
+        .delete_documents(&docs, Selection::Matching(secrets))
+        .await
+        .unwrap();
+    assert_eq!(deleted, 100);
+    store.flush().await.unwrap();
+    assert!(!files_contain(directory.path(), "xyzzysecret"));
+    assert!(files_contain(directory.path(), "ordinary"));
+
+    store.upsert(&docs, documents(300, 3)).await.unwrap();
+    let plain = batch(
+        (0..300)
+            .step_by(3)
+            .map(|n| stored(&format!("xyzzysecret-{n}"), "plain", json!({}), &[1.0; 16]))
+            .collect(),
+    );
+    store.upsert(&docs, plain).await.unwrap();
+    store.flush().await.unwrap();
+    assert!(
+        !files_contain(directory.path(), "xyzzysecret-note"),
+        "what was replaced is gone as well"
+    );
+}
+
+#[tokio::test]
+async fn emptying_gives_the_space_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    let (docs, other) = (name("docs"), name("other"));
+    store.create_collection(&docs, Metadata::new()).await.unwrap();
+    store.create_collection(&other, Metadata::new()).await.unwrap();
+    store.upsert(&other, documents(5, 1)).await.unwrap();
+    store.flush().await.unwrap();
+    let before = store.health().await.unwrap().storage_bytes;
+    store.upsert(&docs, documents(1000, 7)).await.unwrap();
+    store.flush().await.unwrap();
+    assert!(store.health().await.unwrap().storage_bytes > before + 1_000_000);
+    assert_eq!(store.empty(&docs).await.unwrap(), 1000);
+    store.flush().await.unwrap();
+    let after = store.health().await.unwrap().storage_bytes;
+    assert!(
+        after <= before + 64 * 1024,
+        "{before} bytes before, {after} after"
+    );
+    assert_eq!(store.collection(&other).await.unwrap().count, 5);
+    assert_eq!(store.integrity_check().await.unwrap(), Vec::<String>::new());
+}
