@@ -1,12 +1,20 @@
 //! One bit per dimension: small codes that tell roughly how close a vector is.
 //!
 //! Vectors are first turned by a fixed random rotation, so that no input, however lopsided, puts
-//! its information into few dimensions, and the centre of their chunk is taken off. What remains,
-//! `r`, is kept as the signs `s` of its coordinates, with one scale: `⟨q, r⟩` is estimated by
-//! `⟨q, s⟩ · |r|² / ⟨r, s⟩`, which is right on average over rotations. The spread of the error is
-//! known as well and says which vectors deserve to be looked at exactly.
+//! its information into few dimensions. Then what vectors have in common is dealt with exactly, so
+//! that only what tells them apart is estimated: with `c` the centre of a vector's chunk, `h` a
+//! point amid the whole collection, its home, and `r = x - c`,
+//!
+//! `⟨q, x⟩ = ⟨q, c⟩ + ⟨h, r⟩ + ⟨q - h, r⟩`.
+//!
+//! The first term is computed once per chunk, the second is stored with the vector, and in the
+//! third `r` is known by the signs `s` of its coordinates and one scale: `⟨q - h, r⟩` is estimated
+//! by `⟨q - h, s⟩ · |r|² / ⟨r, s⟩`, which is right on average over rotations. The spread of the
+//! error is known as well and says which vectors deserve to be looked at exactly.
 
-use super::kernel::{GROUP, LANES, hadamard, sum_tables};
+use std::sync::Arc;
+
+use super::kernel::{GROUP, LANES, dot, hadamard, sum_tables};
 
 /// A rotation of the space by sign flips and Hadamard transforms: quick, and without a matrix.
 #[derive(Debug)]
@@ -45,7 +53,14 @@ impl Rotation {
         }
     }
 
-    pub(crate) fn apply(&self, vector: &[f32], rotated: &mut Vec<f32>) {
+    /// The rotated vector.
+    pub(crate) fn rotated(&self, vector: &[f32]) -> Vec<f32> {
+        let mut rotated = Vec::with_capacity(vector.len());
+        self.apply(vector, &mut rotated);
+        rotated
+    }
+
+    fn apply(&self, vector: &[f32], rotated: &mut Vec<f32>) {
         rotated.clear();
         rotated.extend_from_slice(vector);
         if self.block < 2 || vector.len() != self.dimensions {
@@ -72,17 +87,23 @@ fn groups(dimensions: usize) -> usize {
 #[derive(Debug, Clone)]
 pub(crate) struct Codes {
     dimensions: usize,
+    /// Shared by many chunks, so that a query is prepared once for all of them. Rotated.
+    home: Arc<Vec<f32>>,
+    /// Rotated.
     centre: Vec<f32>,
     /// Blocks of [`LANES`] vectors; in a block, group after group, four bits of every vector.
     bits: Vec<u8>,
     scales: Vec<f32>,
-    /// How far an estimate is off: one standard deviation, for a query of length one.
+    /// What the home contributes to the similarity with any query.
+    shifts: Vec<f32>,
+    /// How far an estimate is off: one standard deviation, for a query at distance one from home.
     spreads: Vec<f32>,
 }
 
 impl Codes {
-    /// Encodes all vectors of a chunk, given one after the other.
-    pub(crate) fn encode(vectors: &[f32], rotation: &Rotation) -> Self {
+    /// Encodes all vectors of a chunk, given one after the other. Without a home, the centre of
+    /// these vectors becomes one.
+    pub(crate) fn encode(vectors: &[f32], rotation: &Rotation, home: Option<&Arc<Vec<f32>>>) -> Self {
         let dimensions = rotation.dimensions.max(1);
         let count = vectors.len() / dimensions;
         let mut rotated_all = Vec::with_capacity(vectors.len());
@@ -98,9 +119,11 @@ impl Codes {
         centre.iter_mut().for_each(|sum| *sum /= count.max(1) as f32);
         let mut codes = Self {
             dimensions,
+            home: home.cloned().unwrap_or_else(|| Arc::new(centre.clone())),
             centre,
             bits: vec![0; count.div_ceil(LANES) * groups(dimensions) * GROUP],
             scales: vec![0.0; count.next_multiple_of(LANES)],
+            shifts: vec![0.0; count.next_multiple_of(LANES)],
             spreads: vec![0.0; count.next_multiple_of(LANES)],
         };
         for (at, rotated) in rotated_all.chunks_exact(dimensions).enumerate() {
@@ -111,9 +134,7 @@ impl Codes {
 
     /// Encodes one vector anew; the centre stays as it was.
     pub(crate) fn set(&mut self, at: usize, vector: &[f32], rotation: &Rotation) {
-        let mut rotated = Vec::with_capacity(vector.len());
-        rotation.apply(vector, &mut rotated);
-        self.set_rotated(at, &rotated);
+        self.set_rotated(at, &rotation.rotated(vector));
     }
 
     fn set_rotated(&mut self, at: usize, rotated: &[f32]) {
@@ -121,17 +142,21 @@ impl Codes {
         let block = at / LANES * groups * GROUP;
         let lane = at % LANES;
         let (byte, shift) = (lane % GROUP, if lane < GROUP { 0 } else { 4 });
-        let (mut square, mut absolute) = (0.0f32, 0.0f32);
+        let (mut square, mut absolute, mut of_home) = (0.0f32, 0.0f32, 0.0f32);
         for group in 0..groups {
             let first = group * 4;
             let mut bits = 0u8;
             for bit in 0..4 {
-                let (Some(x), Some(centre)) = (rotated.get(first + bit), self.centre.get(first + bit)) else {
+                let at = first + bit;
+                let (Some(x), Some(centre), Some(home)) =
+                    (rotated.get(at), self.centre.get(at), self.home.get(at))
+                else {
                     break;
                 };
                 let rest = x - centre;
                 square += rest * rest;
                 absolute += rest.abs();
+                of_home += rest * home;
                 bits |= u8::from(rest >= 0.0) << bit;
             }
             let place = &mut self.bits[block + group * GROUP + byte];
@@ -147,11 +172,16 @@ impl Codes {
             (0.0, 0.0)
         };
         self.scales[at] = scale;
+        self.shifts[at] = of_home;
         self.spreads[at] = spread;
     }
 
-    pub(crate) fn spread(&self, at: usize) -> f32 {
-        self.spreads.get(at).copied().unwrap_or(0.0)
+    pub(crate) fn home(&self) -> &Arc<Vec<f32>> {
+        &self.home
+    }
+
+    pub(crate) fn centre(&self) -> &[f32] {
+        &self.centre
     }
 
     pub(crate) fn blocks(&self) -> usize {
@@ -173,33 +203,42 @@ impl Codes {
         };
         let mut sums = [0u16; LANES];
         sum_tables(bits, &query.tables, &mut sums);
-        let scales = &self.scales[block * LANES..(block + 1) * LANES];
-        for ((estimate, sum), scale) in estimates.iter_mut().zip(sums).zip(scales) {
-            *estimate = offset + scale * (f32::from(sum) * query.step + query.bias);
+        let lanes = block * LANES..(block + 1) * LANES;
+        let scales = self.scales[lanes.clone()].iter().zip(&self.shifts[lanes]);
+        for ((estimate, sum), (scale, shift)) in estimates.iter_mut().zip(sums).zip(scales) {
+            *estimate = offset + shift + scale * (f32::from(sum) * query.step + query.bias);
         }
     }
 }
 
-/// A query prepared for the scan: for each group of four dimensions, the inner product with each
-/// of the sixteen patterns of signs, in 8 bits.
+/// A query prepared for the chunks of one home: for each group of four dimensions, the inner
+/// product of what leads from there to the query with each of the sixteen patterns of signs, in 8
+/// bits.
 #[derive(Debug)]
 pub(crate) struct CodeQuery {
+    home: Arc<Vec<f32>>,
     rotated: Vec<f32>,
+    /// How far the query is from home.
+    reach: f32,
     tables: Vec<u8>,
     step: f32,
     bias: f32,
 }
 
 impl CodeQuery {
-    pub(crate) fn new(query: &[f32], rotation: &Rotation) -> Self {
-        let mut rotated = Vec::with_capacity(query.len());
-        rotation.apply(query, &mut rotated);
-        let groups = groups(query.len());
+    /// Takes the query after rotation.
+    pub(crate) fn new(rotated: Vec<f32>, home: Arc<Vec<f32>>) -> Self {
+        let way: Vec<f32> = rotated
+            .iter()
+            .zip(home.iter())
+            .map(|(x, home)| x - home)
+            .collect();
+        let groups = groups(way.len());
         let mut exact = Vec::with_capacity(groups * GROUP);
         let mut lowest_of = Vec::with_capacity(groups);
         let mut widest = f32::MIN_POSITIVE;
         for group in 0..groups {
-            let at = |bit: usize| rotated.get(group * 4 + bit).copied().unwrap_or(0.0);
+            let at = |bit: usize| way.get(group * 4 + bit).copied().unwrap_or(0.0);
             let values = [at(0), at(1), at(2), at(3)];
             let reach: f32 = values.iter().map(|x| x.abs()).sum();
             lowest_of.push(-reach);
@@ -229,12 +268,23 @@ impl CodeQuery {
             tables,
             step,
             bias: lowest_of.iter().sum(),
+            reach: dot(&way, &way).sqrt(),
+            home,
             rotated,
         }
     }
 
     /// The part of the similarity that all vectors of a chunk share.
     pub(crate) fn offset(&self, codes: &Codes) -> f32 {
-        super::kernel::dot(&self.rotated, &codes.centre)
+        dot(&self.rotated, &codes.centre)
+    }
+
+    pub(crate) fn is_for(&self, codes: &Codes) -> bool {
+        Arc::ptr_eq(&self.home, &codes.home)
+    }
+
+    /// One standard deviation of the estimate for a vector.
+    pub(crate) fn spread(&self, codes: &Codes, at: usize) -> f32 {
+        self.reach * codes.spreads.get(at).copied().unwrap_or(0.0)
     }
 }

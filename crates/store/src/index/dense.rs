@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use roaring::RoaringBitmap;
 
-use super::codes::CodeQuery;
+use super::codes::{CodeQuery, Codes};
 use super::kernel::{LANES, dot};
 use super::vectors::{CHUNK, Vectors};
 
@@ -93,13 +93,19 @@ fn scan_codes(
     limit: usize,
     alone: bool,
 ) -> Vec<Neighbour> {
-    let code_query = CodeQuery::new(query, vectors.rotation());
+    let rotated = vectors.rotation().rotated(query);
+    let mut code_queries: Vec<CodeQuery> = Vec::new();
+    for codes in vectors.chunks().iter().filter_map(|chunk| chunk.codes()) {
+        if !code_queries.iter().rev().any(|known| known.is_for(codes)) {
+            code_queries.push(CodeQuery::new(rotated.clone(), codes.home().clone()));
+        }
+    }
     let mask = (candidates.slots.len() != candidates.total as u64)
         .then(|| bits_of(candidates.slots, candidates.total));
     let scan = Scan {
         vectors,
         query,
-        code_query: &code_query,
+        code_queries: &code_queries,
         mask: mask.as_deref(),
         keep: depth(limit, candidates.slots.len()),
     };
@@ -120,7 +126,11 @@ fn scan_codes(
     } else {
         scan.chunks(0..chunks)
     };
-    rescore(vectors, query, estimated, limit)
+    rescore(vectors, query, &code_queries, estimated, limit)
+}
+
+fn prepared_for<'a>(codes: &Codes, queries: &'a [CodeQuery]) -> Option<&'a CodeQuery> {
+    queries.iter().find(|query| query.is_for(codes))
 }
 
 /// How many estimates are kept for exact comparison: more of a larger set.
@@ -149,7 +159,8 @@ struct Estimate {
 struct Scan<'a> {
     vectors: &'a Vectors,
     query: &'a [f32],
-    code_query: &'a CodeQuery,
+    /// One for each home.
+    code_queries: &'a [CodeQuery],
     mask: Option<&'a [u64]>,
     keep: usize,
 }
@@ -168,14 +179,17 @@ impl Scan<'_> {
                 self.exactly(number, &mut best);
                 continue;
             };
-            let offset = self.code_query.offset(codes);
+            let Some(query) = prepared_for(codes, self.code_queries) else {
+                continue;
+            };
+            let offset = query.offset(codes);
             for block in 0..codes.blocks() {
                 let first = number * CHUNK + block * LANES;
                 let wanted = self.wanted(first);
                 if wanted == 0 {
                     continue;
                 }
-                codes.estimate(block, self.code_query, offset, &mut estimates);
+                codes.estimate(block, query, offset, &mut estimates);
                 let mut passing = 0u32;
                 for (lane, estimate) in estimates.iter().enumerate() {
                     passing |= u32::from(*estimate > threshold) << lane;
@@ -231,7 +245,13 @@ fn cut(estimates: &mut Vec<Estimate>, keep: usize) -> f32 {
 }
 
 /// Compares exactly, the best estimates first, whatever may still be among the best.
-fn rescore(vectors: &Vectors, query: &[f32], mut estimated: Vec<Estimate>, limit: usize) -> Vec<Neighbour> {
+fn rescore(
+    vectors: &Vectors,
+    query: &[f32],
+    code_queries: &[CodeQuery],
+    mut estimated: Vec<Estimate>,
+    limit: usize,
+) -> Vec<Neighbour> {
     estimated.sort_unstable_by(|a, b| b.similarity.total_cmp(&a.similarity));
     let mut best = Best::new(limit);
     for estimate in estimated {
@@ -240,7 +260,8 @@ fn rescore(vectors: &Vectors, query: &[f32], mut estimated: Vec<Estimate>, limit
             .chunks()
             .get(slot / CHUNK)
             .and_then(|chunk| chunk.codes())
-            .map_or(0.0, |codes| codes.spread(slot % CHUNK));
+            .and_then(|codes| Some(prepared_for(codes, code_queries)?.spread(codes, slot % CHUNK)))
+            .unwrap_or(0.0);
         if estimate.similarity + SPREADS * spread < best.worst() {
             continue;
         }

@@ -12,6 +12,8 @@ pub(crate) mod filter;
 pub(crate) mod kernel;
 pub(crate) mod keyword;
 pub(crate) mod segment;
+#[cfg(test)]
+mod tests;
 pub(crate) mod vectors;
 
 use std::borrow::Cow;

@@ -19,8 +19,9 @@ pub(crate) struct VectorChunk {
 }
 
 impl VectorChunk {
-    fn from_vectors(vectors: &[f32], dimensions: usize, rotation: &Rotation) -> Self {
-        let codes = (vectors.len() == CHUNK * dimensions).then(|| Arc::new(Codes::encode(vectors, rotation)));
+    fn from_vectors(vectors: &[f32], dimensions: usize, rotation: &Rotation, home: &Arc<Vec<f32>>) -> Self {
+        let full = vectors.len() == CHUNK * dimensions;
+        let codes = full.then(|| Arc::new(Codes::encode(vectors, rotation, Some(home))));
         let blocks = vectors.chunks(BLOCK * dimensions.max(1));
         Self {
             blocks: blocks.map(|block| Arc::new(block.to_vec())).collect(),
@@ -48,13 +49,13 @@ impl VectorChunk {
         }
     }
 
-    fn encode(&mut self, rotation: &Rotation) {
+    fn encode(&mut self, rotation: &Rotation, home: Option<&Arc<Vec<f32>>>) {
         let all: Vec<f32> = self
             .blocks
             .iter()
             .flat_map(|block| block.iter().copied())
             .collect();
-        self.codes = Some(Arc::new(Codes::encode(&all, rotation)));
+        self.codes = Some(Arc::new(Codes::encode(&all, rotation, home)));
     }
 
     fn set(&mut self, at: usize, vector: &[f32], rotation: &Rotation) {
@@ -76,7 +77,12 @@ pub(crate) struct Vectors {
     rotation: Arc<Rotation>,
     chunks: Vec<Arc<VectorChunk>>,
     len: usize,
+    /// The home of new codes, and how many chunks there were when it was chosen. A collection that
+    /// has grown many times gets a new one for the chunks to come; the others keep theirs.
+    home: Option<(Arc<Vec<f32>>, usize)>,
 }
+
+const GROWTH_FOR_NEW_HOME: usize = 8;
 
 impl Vectors {
     pub(crate) fn new(dimensions: usize) -> Self {
@@ -85,6 +91,7 @@ impl Vectors {
             rotation: Arc::new(Rotation::new(dimensions)),
             chunks: Vec::new(),
             len: 0,
+            home: None,
         }
     }
 
@@ -93,7 +100,13 @@ impl Vectors {
         let mut all = Self::new(dimensions);
         let rotation = all.rotation.clone();
         all.len = parts.iter().map(|part| part.len() / dimensions.max(1)).sum();
-        let encode = |vectors: Vec<f32>| Arc::new(VectorChunk::from_vectors(&vectors, dimensions, &rotation));
+        let home = Arc::new(rotation.rotated(&mean(
+            dimensions,
+            parts.iter().flat_map(|p| p.chunks_exact(dimensions)),
+        )));
+        all.home = Some((home.clone(), parts.len()));
+        let encode =
+            |vectors: Vec<f32>| Arc::new(VectorChunk::from_vectors(&vectors, dimensions, &rotation, &home));
         let share = parts.len().div_ceil(threads.max(1)).max(1);
         let mut shares: Vec<Vec<Vec<f32>>> = Vec::new();
         let mut parts = parts.into_iter().peekable();
@@ -142,10 +155,33 @@ impl Vectors {
         }
         self.len += 1;
         if let Some(last) = self.chunks.last_mut() {
+            Arc::make_mut(last).push(vector);
+        }
+        if self.len.is_multiple_of(CHUNK) {
+            self.encode_last();
+        }
+    }
+
+    fn encode_last(&mut self) {
+        let full = self.chunks.len();
+        if self
+            .home
+            .as_ref()
+            .is_some_and(|(_, chunks)| full >= chunks * GROWTH_FOR_NEW_HOME)
+        {
+            let centres = self
+                .chunks
+                .iter()
+                .filter_map(|chunk| chunk.codes())
+                .map(Codes::centre);
+            self.home = Some((Arc::new(mean(self.dimensions, centres)), full));
+        }
+        let home = self.home.as_ref().map(|(home, _)| home);
+        if let Some(last) = self.chunks.last_mut() {
             let chunk = Arc::make_mut(last);
-            chunk.push(vector);
-            if self.len.is_multiple_of(CHUNK) {
-                chunk.encode(&self.rotation);
+            chunk.encode(&self.rotation, home);
+            if self.home.is_none() {
+                self.home = chunk.codes().map(|codes| (codes.home().clone(), full));
             }
         }
     }
@@ -155,6 +191,19 @@ impl Vectors {
             Arc::make_mut(chunk).set(slot as usize % CHUNK, vector, &self.rotation);
         }
     }
+}
+
+fn mean<'a>(dimensions: usize, vectors: impl Iterator<Item = &'a [f32]>) -> Vec<f32> {
+    let mut sums = vec![0.0f32; dimensions];
+    let mut count = 0;
+    for vector in vectors {
+        count += 1;
+        for (sum, x) in sums.iter_mut().zip(vector) {
+            *sum += x;
+        }
+    }
+    sums.iter_mut().for_each(|sum| *sum /= count.max(1) as f32);
+    sums
 }
 
 /// Makes a vector of length one, and tells the length it had. The caller has checked that it is

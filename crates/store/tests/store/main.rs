@@ -4,6 +4,8 @@
 
 mod collections;
 mod common;
+mod concurrency;
 mod deletion;
 mod model;
+mod opening;
 mod records;

@@ -1,0 +1,175 @@
+//! Many readers and writers at once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use futures::future::{join_all, try_join_all};
+use ragstone_core::store::{SearchRequest, Selection, Store, StoreError, StoredDocument};
+use ragstone_core::{Filter, Metadata};
+use ragstone_store::{SqliteStore, StoreOptions};
+use serde_json::json;
+
+use crate::common::*;
+
+/// A pair of documents that are only ever written together.
+fn pair(number: usize, generation: u64) -> Vec<StoredDocument> {
+    let angle = generation as f32;
+    ["left", "right"]
+        .map(|side| {
+            let fields = json!({"generation": generation, "pair": number});
+            stored(
+                &format!("{side} {number}"),
+                &format!("generation{generation}"),
+                fields,
+                &[angle.cos(), angle.sin()],
+            )
+        })
+        .to_vec()
+}
+
+/// Whatever a search returns is one state: both sides of a pair, and of the same generation in
+/// text, metadata and vector.
+async fn check_search(store: &SqliteStore, docs: &ragstone_core::CollectionName, number: usize) {
+    let filter = Filter::parse(&json!({"pair": number})).unwrap();
+    let request = SearchRequest {
+        vector: Some(vec![1.0, 0.0]),
+        filter: filter.clone(),
+        limit: 10,
+        ..SearchRequest::default()
+    };
+    let outcome = store.search(docs, request).await.unwrap();
+    assert!([0, 2].contains(&outcome.hits.len()));
+    let generations: Vec<u64> = outcome
+        .hits
+        .iter()
+        .map(|hit| {
+            let generation = hit.document.metadata["generation"].as_u64().unwrap();
+            assert_eq!(hit.document.text, format!("generation{generation}"));
+            let distance = 1.0 - (generation as f32).cos();
+            assert!((hit.distance.unwrap() - distance).abs() < 1e-4);
+            generation
+        })
+        .collect();
+    assert!(generations.windows(2).all(|both| both[0] == both[1]));
+    let page = store.documents(docs, &filter, ALL).await.unwrap();
+    assert_eq!(page.total, page.documents.len() as u64);
+    assert!([0, 2].contains(&page.total));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn readers_see_the_state_before_or_after_a_write() {
+    const TASKS: usize = 32;
+    let directory = tempfile::tempdir().unwrap();
+    let store = Arc::new(open(directory.path()));
+    let docs = name("docs");
+    store.create_collection(&docs, Metadata::new()).await.unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let readers: Vec<_> = (0..TASKS)
+        .map(|number| {
+            let (store, docs, stop) = (store.clone(), docs.clone(), stop.clone());
+            tokio::spawn(async move {
+                while !stop.load(Ordering::Relaxed) {
+                    check_search(&store, &docs, number).await;
+                }
+            })
+        })
+        .collect();
+    let writers: Vec<_> = (0..TASKS)
+        .map(|number| {
+            let (store, docs) = (store.clone(), docs.clone());
+            tokio::spawn(async move {
+                for generation in 0..12 {
+                    store
+                        .upsert(&docs, batch(pair(number, generation)))
+                        .await
+                        .unwrap();
+                    if generation % 4 == 3 {
+                        let both = vec![id(&format!("left {number}")), id(&format!("right {number}"))];
+                        let gone = store.delete_documents(&docs, Selection::Ids(both)).await.unwrap();
+                        assert_eq!(gone, 2);
+                    }
+                }
+                store.upsert(&docs, batch(pair(number, 99))).await.unwrap();
+                // What is acknowledged is visible.
+                let left = store
+                    .document(&docs, &id(&format!("left {number}")))
+                    .await
+                    .unwrap();
+                assert_eq!(left.unwrap().text, "generation99");
+            })
+        })
+        .collect();
+    try_join_all(writers).await.unwrap();
+    stop.store(true, Ordering::Relaxed);
+    try_join_all(readers).await.unwrap();
+    assert_eq!(store.collection(&docs).await.unwrap().count, 2 * TASKS as u64);
+    assert_eq!(store.integrity_check().await.unwrap(), Vec::<String>::new());
+    let store = Arc::into_inner(store).unwrap();
+    store.close().await.unwrap();
+    drop(store);
+    let store = open(directory.path());
+    for number in 0..TASKS {
+        check_search(&store, &docs, number).await;
+    }
+}
+
+#[tokio::test]
+async fn one_failing_write_does_not_spoil_the_others() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    let docs = name("docs");
+    store.create_collection(&docs, Metadata::new()).await.unwrap();
+    let (missing, width) = (name("missing"), [2, 3]);
+    let writes = (0..40).map(|n| {
+        let vector = vec![1.0; width[usize::from(n % 4 == 3)]];
+        let documents = batch(vec![stored(&format!("d{n}"), "text", json!({}), &vector)]);
+        store.upsert(if n % 5 == 4 { &missing } else { &docs }, documents)
+    });
+    let outcomes = join_all(writes).await;
+    let done = outcomes.iter().filter(|o| o.is_ok()).count() as u64;
+    for (n, outcome) in outcomes.iter().enumerate() {
+        match outcome {
+            Ok(()) => assert!(n % 4 != 3 && n % 5 != 4),
+            Err(StoreError::CollectionNotFound(_)) => assert_eq!(n % 5, 4),
+            Err(StoreError::DimensionMismatch { .. }) => assert_eq!(n % 4, 3),
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(store.collection(&docs).await.unwrap().count, done);
+}
+
+#[tokio::test]
+async fn a_full_queue_is_an_answer_and_accepted_work_is_finished() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = StoreOptions {
+        queued_writes: 2,
+        ..StoreOptions::default()
+    };
+    let store = SqliteStore::open(directory.path(), options).unwrap();
+    let docs = name("docs");
+    store.create_collection(&docs, Metadata::new()).await.unwrap();
+    let writes = (0..200).map(|n| {
+        store.upsert(
+            &docs,
+            batch(vec![stored(&format!("d{n}"), "text", json!({}), &[1.0])]),
+        )
+    });
+    let outcomes = join_all(writes).await;
+    let refused = outcomes
+        .iter()
+        .filter(|o| matches!(o, Err(StoreError::Unavailable { .. })))
+        .count();
+    let done = outcomes.iter().filter(|o| o.is_ok()).count();
+    assert!(refused > 0 && done > 0 && refused + done == 200);
+    assert_eq!(store.collection(&docs).await.unwrap().count, done as u64);
+    store.close().await.unwrap();
+    let late = store
+        .upsert(&docs, batch(vec![stored("late", "text", json!({}), &[1.0])]))
+        .await;
+    assert!(matches!(late, Err(StoreError::Unavailable { .. })));
+    drop(store);
+    assert_eq!(
+        open(directory.path()).collection(&docs).await.unwrap().count,
+        done as u64
+    );
+}
