@@ -221,6 +221,9 @@ def reranking(arguments, work):
         config = getattr(transformers, f"{family}Config")(num_labels=1, vocab_size=len(tokenizer), **settings)
         getattr(transformers, f"{family}ForSequenceClassification")(config).save_pretrained(directory)
         tokenizer.model_max_length = 512
+        # XLM-RoBERTa has one token type only, so its tokenizer names none.
+        types = ["token_type_ids"] if family == "Bert" else []
+        tokenizer.model_input_names = ["input_ids", "attention_mask", *types]
         tokenizer.save_pretrained(directory)
         theirs = CrossEncoder(str(directory), device="cpu")
         ours = Ours(arguments.bench, arguments.threads)

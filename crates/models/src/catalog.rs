@@ -11,7 +11,8 @@ pub struct CuratedModel {
     pub use_case: UseCase,
     /// Of what is downloaded: the weights as safetensors and a tokenizer.
     pub size: &'static str,
-    /// For 10 documents of about 150 tokens on two cores without a GPU.
+    /// For 10 documents of about 150 tokens on two cores without a GPU; estimated from the model's
+    /// multiplications and the rate of the kernel, not measured model by model.
     pub latency: &'static str,
     pub accuracy: &'static str,
 }
@@ -92,7 +93,7 @@ pub fn render() -> String {
     }
     let _ = write!(
         text,
-        "\nLatency: 10 documents of about 150 tokens, two cores, no GPU.\n\
+        "\nLatency: estimated, for 10 documents of about 150 tokens on two cores without a GPU.\n\
          Any Hugging Face cross-encoder of a supported architecture works ({}), with safetensors weights\n\
          and one output. Find more at {HUB_SEARCH}\n",
         crate::encoder::config::SUPPORTED_ARCHITECTURES
