@@ -33,7 +33,7 @@ pub struct EmbeddingConfig {
     /// A key of `providers`. Wins over `provider`.
     #[serde(rename = "providerID", alias = "providerId", alias = "provider_id")]
     pub provider_id: String,
-    /// `local`, or empty.
+    /// `local`, `in-process` for a model of this process, or empty.
     pub provider: String,
     pub model: String,
     pub dimensions: Option<usize>,
@@ -59,6 +59,12 @@ pub struct RagConfig {
     #[serde(alias = "max_distance")]
     pub max_distance: f32,
     pub collections: Vec<String>,
+    /// How many tokens of context a chat gets at most.
+    #[serde(alias = "max_tokens")]
+    pub max_tokens: usize,
+    /// A chat waits no longer than this for its context.
+    #[serde(alias = "timeout_ms")]
+    pub timeout_ms: u64,
 }
 
 impl Default for RagConfig {
@@ -70,6 +76,8 @@ impl Default for RagConfig {
             collections: ["knowledge", "observation", "reflection", "learning"]
                 .map(str::to_owned)
                 .into(),
+            max_tokens: 2000,
+            timeout_ms: 2000,
         }
     }
 }

@@ -33,10 +33,9 @@ impl Secret {
 impl<'de> Deserialize<'de> for Secret {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         // The derived message for a number or a list would repeat it.
-        serde_json::Value::deserialize(deserializer)
-            .ok()
-            .and_then(|value| value.as_str().map(Self::new))
-            .ok_or_else(|| serde::de::Error::custom("must be a string"))
+        let value = serde_json::Value::deserialize(deserializer)?;
+        let text = value.as_str().map(Self::new);
+        text.ok_or_else(|| serde::de::Error::custom("must be a string"))
     }
 }
 

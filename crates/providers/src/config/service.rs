@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use ragstone_core::Metadata;
 use schemars::JsonSchema;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::secret::{Environment, Secret};
@@ -63,7 +63,7 @@ fn default_key_header() -> String {
 }
 
 /// When a call is sent again.
-#[derive(Debug, Clone, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct RetryConfig {
     /// How often a call is sent at most.
@@ -209,7 +209,7 @@ mod tests {
             ),
             (
                 json!({"url": "u", "auth": {"type": "magic"}}),
-                "auth: unknown variant",
+                "auth.type: unknown variant",
             ),
         ] {
             let message = refusal(connection);

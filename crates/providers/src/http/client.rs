@@ -165,6 +165,10 @@ impl ServiceClient {
         if address::is_local(&base_url) {
             builder = builder.no_proxy();
         }
+        if base_url.scheme() == "http" {
+            // No TLS will be spoken, so a machine without certificates is no reason to fail.
+            builder = builder.tls_certs_only([]);
+        }
         let http = builder.build().map_err(|e| ConfigError::Client(innermost(&e)))?;
         Ok(Self(Arc::new(Inner {
             breaker: Breaker::new(policy.failures_to_open, policy.cooldown),

@@ -69,8 +69,13 @@ fn provider_initialization_with_schema() {
         for (name, field) in fields {
             assert!(field["title"].is_string(), "{name} has a label");
             assert!(field["description"].is_string(), "{name} has a description");
-            let optional = name != "url";
-            assert_eq!(field.get("default").is_some(), optional, "{name} has a default");
+            // Without credentials means without them: there is nothing to fill in.
+            let has_default = !matches!(name.as_str(), "url" | "auth");
+            assert_eq!(
+                field.get("default").is_some(),
+                has_default,
+                "{name} has a default"
+            );
         }
         assert!(fields["url"]["examples"].is_array(), "a placeholder");
     }

@@ -99,7 +99,10 @@ impl ChromaApi {
         self.client.call_json_to_show(call).await
     }
 
+    /// How many collections the database has; of one that does not exist, Chroma would count none.
     pub(super) async fn count_collections(&self) -> Result<u64, CallError> {
+        let database = Call::get(self.root.trim_end_matches('/')).breaking(Breaking::Ignored);
+        self.client.call(database).await?;
         let call = Call::get(format!("{}collections_count", self.root)).breaking(Breaking::Ignored);
         self.client.call_json(call).await
     }
