@@ -8,21 +8,21 @@ use ragstone_models::{
     CrossEncoder, CrossEncoderOptions, EmbedderOptions, Engine, EngineOptions, LoadError, LocalEmbedder,
 };
 
-pub static ENGINE: LazyLock<Engine> = LazyLock::new(|| {
+pub(crate) static ENGINE: LazyLock<Engine> = LazyLock::new(|| {
     Engine::start(EngineOptions {
         threads: Some(2),
         ..EngineOptions::default()
     })
 });
 
-pub fn fixture(name: &str) -> PathBuf {
+pub(crate) fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/fixtures")
         .join(name)
 }
 
 /// A copy of a fixture that a test may change.
-pub fn copy(name: &str) -> tempfile::TempDir {
+pub(crate) fn copy(name: &str) -> tempfile::TempDir {
     let target = tempfile::tempdir().unwrap();
     copy_tree(&fixture(name), target.path());
     target
@@ -41,7 +41,7 @@ fn copy_tree(from: &Path, to: &Path) {
     }
 }
 
-pub fn options(directory: &Path) -> EmbedderOptions {
+pub(crate) fn options(directory: &Path) -> EmbedderOptions {
     EmbedderOptions {
         id: "test".to_owned(),
         name: directory.display().to_string(),
@@ -51,11 +51,11 @@ pub fn options(directory: &Path) -> EmbedderOptions {
     }
 }
 
-pub fn embedder(directory: &Path) -> Result<LocalEmbedder, LoadError> {
+pub(crate) fn embedder(directory: &Path) -> Result<LocalEmbedder, LoadError> {
     LocalEmbedder::load(&ENGINE, &options(directory))
 }
 
-pub fn cross_encoder(directory: &Path) -> Result<CrossEncoder, LoadError> {
+pub(crate) fn cross_encoder(directory: &Path) -> Result<CrossEncoder, LoadError> {
     let options = CrossEncoderOptions {
         name: "cross".to_owned(),
         directory: directory.to_owned(),
@@ -63,7 +63,7 @@ pub fn cross_encoder(directory: &Path) -> Result<CrossEncoder, LoadError> {
     CrossEncoder::load(&ENGINE, &options)
 }
 
-pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
+pub(crate) fn cosine(a: &[f32], b: &[f32]) -> f64 {
     let dot = |a: &[f32], b: &[f32]| {
         a.iter()
             .zip(b)
