@@ -54,14 +54,14 @@ pub struct Weights {
 impl Default for Weights {
     fn default() -> Self {
         Self {
-            base: -0.8,
+            base: -0.7,
             personal_pronoun: 0.5,
             pointing_word: 1.4,
             adding_word: 2.3,
             similarity: 3.8,
             shared_word: 0.65,
             own_word: -0.24,
-            reluctance_to_cut: 0.7,
+            reluctance_to_cut: 0.6,
         }
     }
 }
