@@ -18,6 +18,11 @@ pub enum ServiceError {
     ModelNotLoaded { model: String, available: String },
     #[error("Cross-encoder not loaded. Start server with --cross-encoder flag.")]
     NoReranker,
+    #[error(
+        "Embedding is disabled: set embedding.providerID to an entry of providers, or embedding.provider to 'local' \
+         or 'in-process', in the configuration file"
+    )]
+    EmbeddingDisabled,
     #[error(transparent)]
     Model(#[from] ModelError),
     #[error(transparent)]

@@ -42,5 +42,15 @@ pub fn start_metrics() -> anyhow::Result<PrometheusHandle> {
     metrics::describe_counter!("ragstone_documents_added_total", "Documents added or replaced");
     metrics::describe_counter!("ragstone_queries_total", "Searches, by mode");
     metrics::describe_counter!("ragstone_reranks_total", "Calls of a rerank route");
+    metrics::describe_counter!("ragstone_memory_saves_total", "Entries saved, by kind");
+    metrics::describe_counter!("ragstone_memory_embedded_total", "Entries embedded");
+    metrics::describe_counter!("ragstone_memory_embed_calls_total", "Calls of the embedder of agent memory");
+    metrics::describe_counter!("ragstone_memory_embed_failures_total", "Entries that could not be embedded, each time");
+    metrics::describe_gauge!("ragstone_memory_queued", "Entries that wait to be embedded");
+    metrics::describe_gauge!("ragstone_memory_failed", "Entries whose embedding was given up for now");
+    metrics::describe_gauge!("ragstone_memory_lag_seconds", metrics::Unit::Seconds, "Age of the oldest entry embedded last");
+    metrics::describe_histogram!("ragstone_context_seconds", metrics::Unit::Seconds, "Time to retrieve the context of a chat");
+    metrics::describe_counter!("ragstone_collects_total", "Messages whose context was collected, by result");
+    metrics::describe_counter!("ragstone_embedding_cache_hits_total", "Searches that found the vector of their query made already");
     Ok(handle)
 }

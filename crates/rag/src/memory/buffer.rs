@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ragstone_core::model::Embedder;
-use ragstone_core::records::Records;
+use ragstone_core::records::{Millis, Records};
 use ragstone_core::store::{Store, StoreError};
 use tokio::sync::{Mutex, Notify, watch};
 use tokio::task::{JoinHandle, JoinSet};
@@ -29,6 +29,7 @@ use super::{now, reconcile};
 const ROUNDS: usize = 2;
 /// How long the worker leaves the database alone after it failed.
 const AFTER_STORE_FAILURE: Duration = Duration::from_secs(1);
+const MEASURE_EVERY: Duration = Duration::from_secs(15);
 
 #[derive(Debug, Clone)]
 pub struct BufferOptions {
@@ -42,6 +43,7 @@ pub struct BufferOptions {
     pub poll: Duration,
     /// After this long, an entry that was claimed and not finished can be claimed again.
     pub lease: Duration,
+    pub ownership: Ownership,
     /// An entry that could not be embedded so often is given up for now.
     pub max_attempts: u32,
     /// The pause after the first failure; it doubles from one to the next.
@@ -52,6 +54,14 @@ pub struct BufferOptions {
     pub try_failed_again: Duration,
 }
 
+/// Whether other processes may work on the same store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ownership {
+    Shared,
+    /// Nobody else does, so leases that are older than this worker are those of the dead.
+    Exclusive,
+}
+
 impl Default for BufferOptions {
     fn default() -> Self {
         Self {
@@ -60,6 +70,7 @@ impl Default for BufferOptions {
             max_wait: Duration::from_millis(100),
             poll: Duration::from_secs(2),
             lease: Duration::from_secs(30),
+            ownership: Ownership::Shared,
             max_attempts: 6,
             first_pause: Duration::from_millis(500),
             max_pause: Duration::from_secs(30),
@@ -104,6 +115,7 @@ impl Buffer {
             options,
             hints: Arc::clone(&hints),
             pause: Pause::default(),
+            started: now(),
         };
         let task = tokio::spawn(run(Arc::new(worker), stopped));
         Self {
@@ -213,6 +225,7 @@ pub(super) struct Worker {
     pub(super) options: BufferOptions,
     pub(super) pause: Pause,
     hints: Arc<Hints>,
+    started: Millis,
 }
 
 /// What the worker woke up for.
@@ -234,6 +247,9 @@ async fn run(worker: Arc<Worker>, mut stop: watch::Receiver<bool>) {
         return;
     }
     let mut rounds = JoinSet::new();
+    // Ends with this function, however that ends.
+    let mut measuring = JoinSet::new();
+    measuring.spawn(keep_measuring(Arc::clone(&worker.records)));
     // Kinds of which the last claim left some behind. At first: whatever an earlier process left.
     let mut more = Kind::ALL.to_vec();
     let mut first = true;
@@ -278,6 +294,15 @@ async fn run(worker: Arc<Worker>, mut stop: watch::Receiver<bool>) {
         }
     }
     while rounds.join_next().await.is_some() {}
+}
+
+async fn keep_measuring(records: Arc<dyn Records>) {
+    loop {
+        if let Err(error) = reconcile::measure(records.as_ref()).await {
+            tracing::warn!(%error, "what waits to be embedded cannot be counted");
+        }
+        tokio::time::sleep(MEASURE_EVERY).await;
+    }
 }
 
 /// `false` when the worker was stopped before it could begin.
@@ -335,12 +360,16 @@ impl Worker {
         }
         let lease_ends = Instant::now() + self.options.lease;
         let now = now();
-        let lease = now + i64::try_from(self.options.lease.as_millis()).unwrap_or(i64::MAX / 2);
+        let lease = i64::try_from(self.options.lease.as_millis()).unwrap_or(i64::MAX / 4);
+        let due_until = match self.options.ownership {
+            Ownership::Shared => now,
+            Ownership::Exclusive => now.max(self.started + lease),
+        };
         let limit = (self.options.batch * self.options.parallel / wanted.kinds.len().max(1)).max(1);
         let claims = wanted
             .kinds
             .iter()
-            .map(|kind| self.records.claim(kind.records(), limit, now, lease));
+            .map(|kind| self.records.claim(kind.records(), limit, due_until, now + lease));
         let mut due = Due {
             claimed: Vec::new(),
             more: Vec::new(),

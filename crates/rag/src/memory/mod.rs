@@ -23,7 +23,7 @@ mod tests;
 use jiff::Timestamp;
 use ragstone_core::records::Millis;
 
-pub use buffer::{Buffer, BufferOptions};
+pub use buffer::{Buffer, BufferOptions, Ownership};
 pub use entry::{Entry, Kind};
 pub use rag::{CacheLimits, Found, Rag, RagDefaults, Retrieval, Retrieved};
 pub use source::{EntryPage, Memory, MemoryStatus, PageRequest};

@@ -38,7 +38,7 @@ async fn start(settings: Settings, once: bool) -> anyhow::Result<()> {
     let listener = startup::bind(&settings).await?;
     let address = listener.local_addr()?;
     let models = default_models(&settings).await?;
-    let running = Running::start(&settings, models)?;
+    let running = Running::start(&settings, models).await?;
     load_sample(&running.service).await?;
     show_tries(&running, &address.to_string()).await?;
     if once {
@@ -48,7 +48,7 @@ async fn start(settings: Settings, once: bool) -> anyhow::Result<()> {
     running.serve_on(listener, &settings, listen::stop_signal()).await
 }
 
-async fn default_models(settings: &Settings) -> anyhow::Result<Models> {
+pub(super) async fn default_models(settings: &Settings) -> anyhow::Result<Models> {
     eprintln!("Getting the default model, {} …", default_model::ID);
     let entry = LocalEntry {
         id: MODEL_ID.to_owned(),

@@ -3,7 +3,7 @@ use std::time::Duration;
 use ragstone_core::model::ModelError;
 
 use super::support::*;
-use crate::memory::{BufferOptions, EmbeddingState, Kind};
+use crate::memory::{BufferOptions, EmbeddingState, Kind, Ownership};
 
 const SOON: Duration = Duration::from_secs(30);
 
@@ -106,6 +106,28 @@ async fn a_stop_ends_at_its_deadline_and_loses_nothing() {
     let embedder = StubEmbedder::new();
     let (memory, buffer) = home.embedding(&embedder, options);
     until_status(&memory, |status| status.embedded == 1 && status.queued == 0).await;
+    buffer.stop(SOON).await;
+}
+
+#[tokio::test]
+async fn the_only_worker_of_a_store_takes_over_from_a_dead_one_at_once() {
+    let home = Home::new();
+    let hanging = StubEmbedder::gated();
+    let options = BufferOptions {
+        lease: Duration::from_secs(3600),
+        ownership: Ownership::Exclusive,
+        ..quick()
+    };
+    let (memory, buffer) = home.embedding(&hanging, options.clone());
+    for n in 0..20 {
+        memory.save(None, knowledge(&format!("k{n}"))).await.unwrap();
+    }
+    hanging.called(1).await;
+    buffer.stop(Duration::from_millis(1)).await;
+    let embedder = StubEmbedder::new();
+    let (memory, buffer) = home.embedding(&embedder, options);
+    until_status(&memory, |status| status.embedded == 20 && status.queued == 0).await;
+    assert_eq!(embedder.texts().len(), 20, "each is embedded once");
     buffer.stop(SOON).await;
 }
 

@@ -1,0 +1,170 @@
+//! What agents use, made from the settings: memory, retrieval and chat.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ragstone_core::chat::ChatModel;
+use ragstone_core::model::Embedder;
+use ragstone_core::records::Records;
+use ragstone_providers::config::{EmbeddingConfig, RagConfig};
+use ragstone_providers::{chat, embedding};
+use ragstone_rag::chat::{ContextAwareModelAdapter, ContextOptions};
+use ragstone_rag::memory::{Buffer, BufferOptions, CacheLimits, Memory, Ownership, Rag, RagDefaults};
+use ragstone_rag::{Models, Service};
+
+use crate::config::{self, ConfigError, Settings, StoreLocation};
+
+/// `embedding.provider` for a model of this process; `embedding.model` says which.
+pub const IN_PROCESS: &str = "in-process";
+
+/// Each part where it is configured; saving and reading memory always works.
+#[derive(Clone)]
+pub struct Agent {
+    pub memory: Memory,
+    pub rag: Option<Arc<Rag>>,
+    pub chat: Option<Arc<dyn ChatModel>>,
+    /// What puts context into chats, where that is on.
+    pub context: Option<Arc<ContextAwareModelAdapter>>,
+    buffer: Option<Buffer>,
+}
+
+impl Agent {
+    pub async fn start(
+        settings: &Settings,
+        service: &Service,
+        records: Arc<dyn Records>,
+    ) -> anyhow::Result<Self> {
+        let store = Arc::clone(&service.store);
+        check_rag(&settings.embedding.rag)?;
+        let chat = chat_model(settings)?;
+        let Some((embedder, options)) = memory_embedder(settings, &service.models)? else {
+            tracing::info!("agent memory is not embedded: no embedding provider is configured");
+            let memory = Memory::without_embedding(records, store).await?;
+            return Ok(Self {
+                memory,
+                rag: None,
+                chat,
+                context: None,
+                buffer: None,
+            });
+        };
+        let identity = &embedder.info().identity;
+        tracing::info!(model = %identity.version, dimensions = identity.dimensions, "agent memory is embedded");
+        // The directory of the embedded store is locked, so nobody else works on it.
+        let StoreLocation::Embedded(_) = &settings.store;
+        let options = BufferOptions {
+            ownership: Ownership::Exclusive,
+            ..options
+        };
+        let buffer = Buffer::start(
+            Arc::clone(&records),
+            Arc::clone(&store),
+            Arc::clone(&embedder),
+            options,
+        );
+        let memory = Memory::with_embedding(records, store, buffer.clone());
+        let config = &settings.embedding.rag;
+        let defaults = RagDefaults {
+            max_results: config.max_results,
+            max_distance: Some(config.max_distance).filter(|far| *far > 0.0),
+            collections: config.collections.clone(),
+        };
+        let rag = Rag::new(
+            memory.clone(),
+            embedder,
+            service.clone(),
+            defaults,
+            CacheLimits::default(),
+        );
+        let rag = Arc::new(rag);
+        let context = chat.as_ref().filter(|_| config.enabled).map(|chat| {
+            let options = ContextOptions {
+                token_budget: config.max_tokens,
+                deadline: Duration::from_millis(config.timeout_ms),
+            };
+            Arc::new(ContextAwareModelAdapter::new(
+                Arc::clone(chat),
+                Arc::clone(&rag),
+                options,
+            ))
+        });
+        Ok(Self {
+            memory,
+            rag: Some(rag),
+            chat,
+            context,
+            buffer: Some(buffer),
+        })
+    }
+
+    /// Embeds what is left, as far as the deadline allows.
+    pub async fn stop(&self, deadline: Duration) {
+        if let Some(buffer) = &self.buffer {
+            buffer.stop(deadline).await;
+        }
+    }
+}
+
+fn check_rag(config: &RagConfig) -> Result<(), ConfigError> {
+    let wrong = |what: &str| Err(ConfigError(format!("embedding.rag.{what}")));
+    if config.max_results == 0 {
+        return wrong("maxResults must be at least 1");
+    }
+    if !config.max_distance.is_finite() || config.max_distance < 0.0 {
+        return wrong("maxDistance must be a number, zero (for no limit) or more");
+    }
+    if config.collections.is_empty() {
+        return wrong("collections must name at least one collection, or be left out");
+    }
+    Ok(())
+}
+
+fn chat_model(settings: &Settings) -> Result<Option<Arc<dyn ChatModel>>, ConfigError> {
+    let Some(config) = &settings.chat else {
+        return Ok(None);
+    };
+    chat::from_config(config, &settings.providers, &config::process_env)
+        .map(Some)
+        .map_err(|error| ConfigError(format!("chat: {error}")))
+}
+
+fn memory_embedder(
+    settings: &Settings,
+    models: &Models,
+) -> Result<Option<(Arc<dyn Embedder>, BufferOptions)>, ConfigError> {
+    let config = &settings.embedding;
+    if is_in_process(config) {
+        let embedder = in_process_embedder(config, models)?;
+        return Ok(Some((embedder, BufferOptions::in_process())));
+    }
+    let embedder = embedding::from_config(config, &settings.providers, &config::process_env)
+        .map_err(|error| ConfigError(format!("embedding: {error}")))?;
+    Ok(embedder.map(|embedder| (embedder, BufferOptions::default())))
+}
+
+/// A `providerID` wins over everything else.
+pub fn is_in_process(config: &EmbeddingConfig) -> bool {
+    config.provider_id.is_empty() && config.provider == IN_PROCESS
+}
+
+fn in_process_embedder(config: &EmbeddingConfig, models: &Models) -> Result<Arc<dyn Embedder>, ConfigError> {
+    let embedder = if config.model.is_empty() {
+        let none =
+            "embedding.provider is 'in-process', and no model is loaded: name one with --embeddings-config";
+        models
+            .default_embedder()
+            .ok_or_else(|| ConfigError(none.to_owned()))?
+    } else {
+        models
+            .embedder(&config.model)
+            .map_err(|error| ConfigError(format!("embedding.model: {error}")))?
+    };
+    let width = embedder.info().identity.dimensions;
+    match config.dimensions {
+        Some(wanted) if wanted != width => Err(ConfigError(format!(
+            "embedding.dimensions is {wanted}, the model '{}' makes {width}: leave it out or set it to {width}",
+            embedder.info().identity.id
+        ))),
+        _ => Ok(Arc::clone(embedder)),
+    }
+}

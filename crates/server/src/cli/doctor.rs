@@ -1,0 +1,239 @@
+//! `ragstone doctor`: looks at everything that a server would need, changes nothing, and says how to
+//! mend what is wrong.
+
+mod data;
+mod models;
+mod providers;
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::{FAILED, block_on};
+use crate::config::{self, Flags, Layers, Settings};
+
+#[derive(Args)]
+pub struct DoctorArgs {
+    /// Configuration file [env: RAGSTONE_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Print the results as JSON
+    #[arg(long)]
+    json: bool,
+    /// Also ask providers and services whether they answer; may cost a few tokens
+    #[arg(long)]
+    online: bool,
+    /// As for `serve`
+    #[arg(long)]
+    host: Option<String>,
+    /// As for `serve`
+    #[arg(long)]
+    port: Option<u16>,
+    /// As for `serve`
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// As for `serve`
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
+    /// As for `serve`
+    #[arg(long, value_name = "FILE")]
+    embeddings_config: Option<PathBuf>,
+    /// As for `serve`
+    #[arg(long, value_name = "NAME")]
+    cross_encoder: Option<String>,
+    /// As for `serve`
+    #[arg(long, value_name = "DIR")]
+    cross_encoder_path: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Status {
+    Pass,
+    Warn,
+    Fail,
+    Skip,
+}
+
+/// What one check found. The message of anything but a pass says what to do.
+#[derive(Debug, Serialize)]
+struct Check {
+    name: String,
+    status: Status,
+    message: String,
+}
+
+impl Check {
+    fn new(name: impl Into<String>, status: Status, message: impl Into<String>) -> Self {
+        Self { name: name.into(), status, message: message.into() }
+    }
+
+    fn pass(name: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::new(name, Status::Pass, message)
+    }
+
+    fn warn(name: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::new(name, Status::Warn, message)
+    }
+
+    fn fail(name: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::new(name, Status::Fail, message)
+    }
+
+    fn skip(name: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::new(name, Status::Skip, message)
+    }
+}
+
+/// Whether the network may be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reach {
+    Offline,
+    Online,
+}
+
+pub fn run(args: &DoctorArgs) -> ExitCode {
+    let checks = match block_on(async { Ok(examine(args).await) }) {
+        Ok(checks) => checks,
+        Err(error) => vec![Check::fail("Runtime", format!("{error:#}"))],
+    };
+    let shown = if args.json { json(&checks) } else { text(&checks, &Style::of_stdout()) };
+    // A closed pipe is no finding.
+    let _ = std::io::stdout().lock().write_all(shown.as_bytes());
+    if count(&checks, Status::Fail) == 0 { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
+}
+
+async fn examine(args: &DoctorArgs) -> Vec<Check> {
+    let settings = match settings(args) {
+        Ok(settings) => settings,
+        Err(error) => {
+            let rest = "needs a configuration that can be read";
+            let mut checks = vec![Check::fail("Configuration", error.to_string())];
+            checks.extend(["Data directory", "Embedding / RAG", "Chat"].map(|name| Check::skip(name, rest)));
+            return checks;
+        }
+    };
+    let reach = if args.online { Reach::Online } else { Reach::Offline };
+    let from = args.config.as_ref().map_or_else(
+        || "no file is named; flags, environment and defaults count".to_owned(),
+        |path| format!("{} can be read", path.display()),
+    );
+    let mut checks = vec![Check::pass("Configuration", from), keys(&settings), data::port(&settings)];
+    let (mut found, stored) = data::directory(&settings);
+    checks.append(&mut found);
+    checks.extend(models::embeddings(&settings));
+    checks.push(models::cross_encoder(&settings));
+    checks.push(providers::embedding(&settings, &stored));
+    checks.push(providers::chat(&settings));
+    checks.extend(providers::keys(&settings));
+    checks.extend(providers::services(&settings, reach).await);
+    checks.extend(providers::online(&settings, reach).await);
+    checks
+}
+
+fn settings(args: &DoctorArgs) -> Result<Settings, config::ConfigError> {
+    let env = &config::process_env;
+    let flags = Flags {
+        host: args.host.clone(),
+        port: args.port,
+        data_dir: args.data_dir.clone(),
+        store: args.store.clone(),
+        embeddings_config: args.embeddings_config.clone(),
+        cross_encoder: args.cross_encoder.clone(),
+        cross_encoder_path: args.cross_encoder_path.clone(),
+        ..Flags::default()
+    };
+    let file = config::read_file(args.config.as_deref(), env)?;
+    config::build(Layers { flags, env, file })
+}
+
+fn keys(settings: &Settings) -> Check {
+    let name = "API keys";
+    match settings.api_keys.len() {
+        0 if settings.host.is_loopback() => {
+            Check::pass(name, format!("none, and only this machine can reach {}", settings.host))
+        }
+        0 => Check::warn(
+            name,
+            format!("none, and other machines can reach {}: set RAGSTONE_API_KEYS unless that is meant", settings.host),
+        ),
+        count => Check::pass(name, format!("{count} set")),
+    }
+}
+
+fn count(checks: &[Check], status: Status) -> usize {
+    checks.iter().filter(|check| check.status == status).count()
+}
+
+fn json(checks: &[Check]) -> String {
+    let report = serde_json::json!({
+        "results": checks,
+        "summary": {
+            "passed": count(checks, Status::Pass),
+            "warnings": count(checks, Status::Warn),
+            "failed": count(checks, Status::Fail),
+            "skipped": count(checks, Status::Skip),
+        },
+    });
+    format!("{report:#}\n")
+}
+
+/// Whether colours and symbols are wanted.
+struct Style {
+    is_terminal: bool,
+}
+
+impl Style {
+    fn of_stdout() -> Self {
+        Self { is_terminal: std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none() }
+    }
+
+    fn mark(&self, status: Status) -> &'static str {
+        match (self.is_terminal, status) {
+            (true, Status::Pass) => "\x1b[32m✓\x1b[0m",
+            (true, Status::Warn) => "\x1b[33m!\x1b[0m",
+            (true, Status::Fail) => "\x1b[31m✗\x1b[0m",
+            (true, Status::Skip) => "\x1b[2m–\x1b[0m",
+            (false, Status::Pass) => "pass",
+            (false, Status::Warn) => "warn",
+            (false, Status::Fail) => "FAIL",
+            (false, Status::Skip) => "skip",
+        }
+    }
+}
+
+fn text(checks: &[Check], style: &Style) -> String {
+    let width = checks.iter().map(|check| check.name.chars().count()).max().unwrap_or_default();
+    let mut out = String::new();
+    for check in checks {
+        // Paths and answers of services are shown, never obeyed.
+        let message: String = check.message.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        let pad = " ".repeat(width - check.name.chars().count());
+        out.push_str(&format!("{}  {}{pad}  {message}\n", style.mark(check.status), check.name));
+    }
+    out.push_str(&format!(
+        "\n{} passed, {} warnings, {} failed, {} skipped\n",
+        count(checks, Status::Pass),
+        count(checks, Status::Warn),
+        count(checks, Status::Fail),
+        count(checks, Status::Skip),
+    ));
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_gets_symbols_and_a_pipe_gets_words() {
+        let checks = [Check::pass("A", "fine"), Check::fail("Long name", "bad\x1b[31m: mend it")];
+        let piped = text(&checks, &Style { is_terminal: false });
+        assert_eq!(piped, "pass  A          fine\nFAIL  Long name  bad [31m: mend it\n\n1 passed, 0 warnings, 1 failed, 0 skipped\n");
+        let shown = text(&checks, &Style { is_terminal: true });
+        assert!(shown.contains('✓') && shown.contains('✗'), "{shown}");
+    }
+}

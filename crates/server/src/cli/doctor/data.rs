@@ -1,0 +1,92 @@
+//! The port, the data directory and the database in it.
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+
+use ragstone_store::{InspectedCollection, Inspection, inspect};
+
+use super::Check;
+use crate::config::{Settings, StoreLocation};
+
+const LITTLE_SPACE: u64 = 1 << 30;
+const NO_SPACE: u64 = 64 << 20;
+
+pub(super) fn port(settings: &Settings) -> Check {
+    let address = SocketAddr::new(settings.host, settings.port);
+    match TcpListener::bind(address) {
+        Ok(_) => Check::pass("Port", format!("{address} is free")),
+        Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Check::warn(
+            "Port",
+            format!("{address} is in use: if not by this service, stop the other program or choose another --port"),
+        ),
+        Err(error) => Check::fail("Port", format!("cannot listen on {address}: {error}; choose another --host or --port")),
+    }
+}
+
+/// Checks the directory and the database, and gives the collections for further checks.
+pub(super) fn directory(settings: &Settings) -> (Vec<Check>, Vec<InspectedCollection>) {
+    let StoreLocation::Embedded(path) = &settings.store;
+    let (database, collections) = database(path);
+    (vec![writable(path), database], collections)
+}
+
+fn writable(path: &Path) -> Check {
+    let name = "Data directory";
+    if path.exists() && !path.is_dir() {
+        return Check::fail(name, format!("{} is not a directory: choose another --data-dir", path.display()));
+    }
+    let Some(existing) = path.ancestors().map(|part| if part.as_os_str().is_empty() { Path::new(".") } else { part }).find(|part| part.is_dir())
+    else {
+        return Check::fail(name, format!("{} cannot be created: choose another --data-dir", path.display()));
+    };
+    let probe = existing.join(format!(".ragstone-doctor-{}", std::process::id()));
+    if let Err(error) = std::fs::File::create_new(&probe).and_then(|_| std::fs::remove_file(&probe)) {
+        return Check::fail(
+            name,
+            format!("{} cannot be written to ({error}): change its permissions or choose another --data-dir", existing.display()),
+        );
+    }
+    let state = if path.is_dir() { "can be written to" } else { "does not exist yet and can be created" };
+    match free_bytes(existing) {
+        Some(free) if free < NO_SPACE => {
+            Check::fail(name, format!("{}: only {} MB are free: make room on this disk", path.display(), free >> 20))
+        }
+        Some(free) if free < LITTLE_SPACE => {
+            Check::warn(name, format!("{}: only {} MB are free: make room on this disk soon", path.display(), free >> 20))
+        }
+        Some(free) => Check::pass(name, format!("{} {state}, {} GB free", path.display(), free >> 30)),
+        None => Check::pass(name, format!("{} {state}", path.display())),
+    }
+}
+
+#[cfg(unix)]
+fn free_bytes(path: &Path) -> Option<u64> {
+    rustix::fs::statvfs(path).ok().map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize))
+}
+
+#[cfg(not(unix))]
+fn free_bytes(_: &Path) -> Option<u64> {
+    None
+}
+
+fn database(path: &Path) -> (Check, Vec<InspectedCollection>) {
+    let name = "Database";
+    let restore = "stop the server and restore the data directory from a backup";
+    match inspect(path) {
+        Ok(None) => (Check::skip(name, "there is none yet; the first start makes it"), Vec::new()),
+        Err(error) => (Check::fail(name, format!("it cannot be read ({error}): {restore}")), Vec::new()),
+        Ok(Some(Inspection { schema, known_schema, .. })) if schema > known_schema => {
+            let message = format!("its schema {schema} is newer than this program's {known_schema}: use a newer Ragstone");
+            (Check::fail(name, message), Vec::new())
+        }
+        Ok(Some(found)) if !found.problems.is_empty() => {
+            let message = format!("it is damaged ({}): {restore}", found.problems.join("; "));
+            (Check::fail(name, message), found.collections)
+        }
+        Ok(Some(found)) => {
+            let visible = found.collections.iter().filter(|collection| !collection.name.starts_with('.')).count();
+            let message = format!("sound, schema {} of {}, {visible} collections", found.schema, found.known_schema);
+            (Check::pass(name, message), found.collections)
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! `ragstone doctor`
+
+use serde_json::Value;
+
+use super::stub::{Behaviour, Stub};
+use super::{config, save_knowledge, setup, until_embedded};
+use crate::support::Setup;
+
+const EMBEDDING: &str = "Embedding / RAG";
+
+struct Report {
+    code: Option<i32>,
+    json: Value,
+    text: String,
+}
+
+fn examine(setup: Setup) -> Report {
+    let finished = setup.arg("--json").run();
+    let json: Value = serde_json::from_str(&finished.stdout).unwrap_or_else(|error| panic!("{error}: {finished:?}"));
+    let summary = &json["summary"];
+    for (status, key) in [("pass", "passed"), ("warn", "warnings"), ("fail", "failed"), ("skip", "skipped")] {
+        let counted = json["results"].as_array().unwrap().iter().filter(|result| result["status"] == status).count();
+        assert_eq!(summary[key], counted, "{json:#}");
+    }
+    let failed = summary["failed"].as_u64().unwrap() > 0;
+    assert_eq!(finished.code, Some(i32::from(failed)), "{finished:?}");
+    Report { code: finished.code, json, text: format!("{}{}", finished.stdout, finished.stderr) }
+}
+
+impl Report {
+    fn status(&self, name: &str) -> &str {
+        let found = self.json["results"].as_array().unwrap().iter().find(|result| result["name"] == name);
+        found.unwrap_or_else(|| panic!("no check {name:?}: {:#}", self.json))["status"].as_str().unwrap()
+    }
+
+    fn message(&self, name: &str) -> &str {
+        let found = self.json["results"].as_array().unwrap().iter().find(|result| result["name"] == name);
+        found.unwrap_or_else(|| panic!("no check {name:?}: {:#}", self.json))["message"].as_str().unwrap()
+    }
+}
+
+fn doctor(yaml: &str) -> Setup {
+    let setup = Setup::command(&["doctor", "--port", "0"]);
+    let data = setup.data_dir();
+    setup.arg("--data-dir").arg(data).config(yaml)
+}
+
+#[test]
+fn where_nothing_is_configured_nothing_fails() {
+    let report = examine(doctor(""));
+    assert_eq!(report.code, Some(0));
+    for name in [EMBEDDING, "Chat", "Services", "Cross-encoder", "Embedding models", "Database"] {
+        assert_eq!(report.status(name), "skip", "{name}");
+    }
+    for name in ["Configuration", "Data directory", "Port"] {
+        assert_eq!(report.status(name), "pass", "{name}");
+    }
+}
+
+#[test]
+fn the_embedding_check_says_what_to_do() {
+    let openai = "providers: {o: {type: openai, apiKey: k-1234567}}\n";
+    for (yaml, status, named) in [
+        (format!("{openai}embedding: {{providerID: o, dimensions: 1536}}"), "pass", "1536"),
+        (format!("{openai}embedding: {{providerID: o}}"), "warn", "embedding.dimensions"),
+        (format!("{openai}embedding: {{providerID: other}}"), "fail", "'other'"),
+        ("providers: {o: {type: openai}}\nembedding: {providerID: o, dimensions: 3}".into(), "fail", "apiKey"),
+        (
+            "providers: {o: {type: gemini, apiKey: '${NOT_SET_HERE}'}}\nembedding: {providerID: o, dimensions: 3}".into(),
+            "fail",
+            "NOT_SET_HERE",
+        ),
+        ("providers: {c: {type: anthropic, apiKey: k}}\nembedding: {providerID: c}".into(), "fail", "anthropic"),
+        ("embedding: {provider: local, dimensions: 768}".into(), "pass", "nomic-embed-text"),
+        ("embedding: {provider: in-process}".into(), "fail", "--embeddings-config"),
+        ("embedding: {provider: openai}".into(), "warn", "providerID"),
+    ] {
+        let report = examine(doctor(&yaml));
+        assert_eq!(report.status(EMBEDDING), status, "{yaml}: {}", report.message(EMBEDDING));
+        assert!(report.message(EMBEDDING).contains(named), "{}", report.message(EMBEDDING));
+    }
+}
+
+#[test]
+fn what_is_wrong_elsewhere_is_found() {
+    let report = examine(doctor("servr: {}"));
+    assert_eq!(report.status("Configuration"), "fail");
+    assert!(report.message("Configuration").contains("servr"));
+
+    let setup = doctor("chat: {providerID: nobody, model: m}\nservices: {s: {provider: nothing}}");
+    // A file where the directory should be.
+    setup.file("data", "");
+    let report = examine(setup.arg("--cross-encoder-path").arg("/does/not/exist"));
+    for name in ["Chat", "Service s", "Cross-encoder", "Data directory"] {
+        assert_eq!(report.status(name), "fail", "{name}");
+    }
+}
+
+#[tokio::test]
+async fn the_stored_vectors_are_compared_with_the_configuration() {
+    let stub = Stub::start().await;
+    let server = setup(&stub).start().await;
+    save_knowledge(&server, "a", "tea").await;
+    until_embedded(&server, 1).await;
+    let data = server.setup().data_dir();
+    let check = |yaml: String| {
+        let setup = Setup::command(&["doctor", "--port", "0"]).arg("--data-dir").arg(&data).config(&yaml);
+        examine(setup)
+    };
+    // A server is running on it, which the doctor must not mind.
+    let same = check(config(&stub));
+    assert_eq!((same.status("Database"), same.status(EMBEDDING)), ("pass", "pass"), "{:#}", same.json);
+    let other = check(config(&stub).replace("dimensions: 32", "dimensions: 64"));
+    assert_eq!(other.status(EMBEDDING), "warn");
+    assert!(other.message(EMBEDDING).contains("stored vectors have 32"));
+    // The doctor changed nothing.
+    let server = server.restarted().await;
+    until_embedded(&server, 1).await;
+}
+
+#[tokio::test]
+async fn a_damaged_database_is_a_failure() {
+    let server = crate::support::plain().await;
+    for n in 0..50 {
+        save_knowledge(&server, &format!("k{n}"), &"text ".repeat(1000)).await;
+    }
+    let data = server.setup().data_dir();
+    let (_folder, _) = (server.setup().clone(), server.stop());
+    // Whole pages in the middle become nonsense, as a bad disk would have it.
+    let database = data.join("ragstone.db");
+    let mut bytes = std::fs::read(&database).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle..middle + 16_384].fill(0xA5);
+    std::fs::write(&database, bytes).unwrap();
+    let report = examine(Setup::command(&["doctor", "--port", "0"]).arg("--data-dir").arg(&data));
+    assert_eq!(report.status("Database"), "fail");
+    assert!(report.message("Database").contains("backup"), "{}", report.message("Database"));
+}
+
+#[tokio::test]
+async fn online_the_providers_and_services_are_asked() {
+    let stub = Stub::start().await;
+    let other = crate::support::plain().await;
+    let services = format!("services: {{up: {{provider: chromadb-wrapper, url: \"{}\"}}}}\n", other.url(""));
+    let yaml = config(&stub) + &services;
+    let check = |yaml: String| tokio::task::spawn_blocking(move || examine(doctor(&yaml).arg("--online")));
+    let report = check(yaml.clone()).await.unwrap();
+    for name in ["Embedding provider", "Chat provider", "Service up"] {
+        assert_eq!(report.status(name), "pass", "{:#}", report.json);
+    }
+    stub.behave(Behaviour { embed_status: Some(401), chat_status: Some(401), ..Behaviour::default() });
+    drop(other);
+    let report = check(yaml).await.unwrap();
+    for name in ["Embedding provider", "Chat provider", "Service up"] {
+        assert_eq!(report.status(name), "fail", "{:#}", report.json);
+    }
+    assert!(!report.text.contains(super::stub::KEY), "{}", report.text);
+}
+
+#[test]
+fn in_a_pipe_it_is_plain_text() {
+    let finished = doctor("").run();
+    assert_eq!(finished.code, Some(0), "{finished:?}");
+    assert!(finished.stdout.contains("skip  Embedding / RAG"), "{}", finished.stdout);
+    assert!(!finished.stdout.contains('\u{1b}'));
+}
