@@ -8,6 +8,8 @@
 //! thought dead) stops without another word.
 
 mod stored;
+#[cfg(test)]
+mod tests;
 mod worker;
 
 use std::collections::{HashMap, HashSet};
@@ -22,8 +24,8 @@ use tokio::sync::Notify;
 use crate::error::ServiceError;
 use crate::ingest::{Content, IngestTarget, Ingestion, Kind, Progress, Report};
 
-pub use stored::{Job, JobState};
 use stored::{ItemRecord, JobRecord, KIND, Stored};
+pub use stored::{Job, JobState};
 pub use worker::Worker;
 
 const MAX_SOURCE_BYTES: usize = 1024;
@@ -73,18 +75,28 @@ struct Running {
 
 impl Jobs {
     pub fn new(ingestion: Ingestion) -> Self {
-        Self { ingestion, shared: Arc::default() }
+        Self {
+            ingestion,
+            shared: Arc::default(),
+        }
     }
 
     /// Stores a job; it is durable when this returns, and will be done.
     pub async fn submit(&self, new: NewJob) -> Result<Job, ServiceError> {
         check_items(&new.items)?;
-        let target = IngestTarget { collection: new.collection.clone(), chunk_tokens: new.chunk_tokens };
+        let target = IngestTarget {
+            collection: new.collection.clone(),
+            chunk_tokens: new.chunk_tokens,
+        };
         self.ingestion.check(&target).await?;
         let now = now();
         // Version 7 ids grow with time, so the list of keys is the order of submission.
         let id = uuid::Uuid::now_v7().to_string();
-        let items = new.items.iter().map(|item| ItemRecord::new(item, stored::parts(&item.bytes))).collect();
+        let items = new
+            .items
+            .iter()
+            .map(|item| ItemRecord::new(item, stored::parts(&item.bytes)))
+            .collect();
         let record = JobRecord::new(&new, items, now);
         let mut changes = Vec::new();
         for (index, item) in new.items.into_iter().enumerate() {
@@ -98,7 +110,9 @@ impl Jobs {
 
     /// A job as it stands, up to date where this process works on it.
     pub async fn get(&self, id: &str) -> Result<Option<Job>, StoreError> {
-        let Some(stored) = self.load(id).await? else { return Ok(None) };
+        let Some(stored) = self.load(id).await? else {
+            return Ok(None);
+        };
         Ok(Some(self.with_progress(stored.record.view(id))))
     }
 
@@ -114,9 +128,11 @@ impl Jobs {
             let page = self.ingestion.records.list(KIND, range.clone()).await?;
             range.after = page.last().map(|record| record.key.clone());
             let ended = page.len() < MAX_LISTED;
-            jobs.extend(page.iter().filter_map(Stored::read).map(|stored| {
-                self.with_progress(stored.record.view(&stored.id))
-            }));
+            jobs.extend(
+                page.iter()
+                    .filter_map(Stored::read)
+                    .map(|stored| self.with_progress(stored.record.view(&stored.id))),
+            );
             if ended {
                 break;
             }
@@ -129,7 +145,9 @@ impl Jobs {
     /// Stops a job that is not finished. What it has stored stays.
     pub async fn cancel(&self, id: &str) -> Result<Option<Job>, StoreError> {
         loop {
-            let Some(mut stored) = self.load(id).await? else { return Ok(None) };
+            let Some(mut stored) = self.load(id).await? else {
+                return Ok(None);
+            };
             if stored.record.state.is_final() {
                 return Ok(Some(stored.record.view(id)));
             }
@@ -156,7 +174,12 @@ impl Jobs {
 
     /// Writes the last state of a job and drops the documents it was given. False when somebody
     /// else changed it first.
-    async fn end(&self, stored: &mut Stored, state: JobState, error: Option<String>) -> Result<bool, StoreError> {
+    async fn end(
+        &self,
+        stored: &mut Stored,
+        state: JobState,
+        error: Option<String>,
+    ) -> Result<bool, StoreError> {
         let now = now();
         stored.record.state = state;
         stored.record.error = error;
@@ -167,15 +190,24 @@ impl Jobs {
             Expect::Version(stored.version),
         );
         let applied = self.ingestion.records.apply(vec![change]).await?;
-        let [Applied::Done { version }] = applied[..] else { return Ok(false) };
+        let [Applied::Done { version }] = applied[..] else {
+            return Ok(false);
+        };
         stored.version = version;
-        let parts = stored.record.delete_parts(&stored.id, 0..stored.record.items.len());
+        let parts = stored
+            .record
+            .delete_parts(&stored.id, 0..stored.record.items.len());
         self.ingestion.records.apply(parts).await?;
         Ok(true)
     }
 
     fn running(&self, id: &str) -> Option<Running> {
-        self.shared.running.lock().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
+        self.shared
+            .running
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(id)
+            .cloned()
     }
 
     fn with_progress(&self, mut job: Job) -> Job {
@@ -198,7 +230,9 @@ fn check_items(items: &[NewItem]) -> Result<(), InvalidInput> {
             return Err(at("a name is required"));
         }
         if item.source.len() > MAX_SOURCE_BYTES || item.source.chars().any(char::is_control) {
-            return Err(at("its name must have at most 1024 bytes and no control characters"));
+            return Err(at(
+                "its name must have at most 1024 bytes and no control characters",
+            ));
         }
         if !sources.insert(&item.source) {
             return Err(at("its name is that of an earlier document"));
@@ -212,7 +246,11 @@ fn check_items(items: &[NewItem]) -> Result<(), InvalidInput> {
 
 impl NewItem {
     fn content(bytes: Vec<u8>, partial: bool) -> Content {
-        if partial { Content::Part(bytes) } else { Content::Memory(bytes) }
+        if partial {
+            Content::Part(bytes)
+        } else {
+            Content::Memory(bytes)
+        }
     }
 }
 

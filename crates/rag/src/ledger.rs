@@ -6,6 +6,8 @@
 
 mod contract;
 mod remote;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -103,7 +105,10 @@ impl Ledger {
             })
             .collect();
         let applied = self.records.apply(changes).await?;
-        Ok(applied.into_iter().map(|applied| matches!(applied, Applied::Done { .. })).collect())
+        Ok(applied
+            .into_iter()
+            .map(|applied| matches!(applied, Applied::Done { .. }))
+            .collect())
     }
 
     /// Removes entries, where they are there.
@@ -113,7 +118,11 @@ impl Ledger {
         }
         let changes = keys
             .into_iter()
-            .map(|key| RecordChange::Delete { kind: KIND.to_owned(), key: key.0, expect: Expect::Anything })
+            .map(|key| RecordChange::Delete {
+                kind: KIND.to_owned(),
+                key: key.0,
+                expect: Expect::Anything,
+            })
             .collect();
         self.records.apply(changes).await.map(|_| ())
     }
@@ -135,42 +144,10 @@ fn encode(entry: &Entry) -> Vec<u8> {
 fn decode(bytes: &[u8]) -> Option<Entry> {
     let (length, rest) = bytes.split_first_chunk::<2>()?;
     let (id, numbers) = rest.split_at_checked(usize::from(u16::from_le_bytes(*length)))?;
-    let (numbers, []) = numbers.as_chunks::<4>() else { return None };
+    let (numbers, []) = numbers.as_chunks::<4>() else {
+        return None;
+    };
     let vector: Vec<f32> = numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
     let embedding_id = String::from_utf8(id.to_vec()).ok()?;
     (!vector.is_empty()).then_some(Entry { embedding_id, vector })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn model(id: &str, version: &str) -> ModelIdentity {
-        ModelIdentity { id: id.into(), version: version.into(), dimensions: 2 }
-    }
-
-    #[test]
-    fn entries_survive_their_encoding_and_damage_is_noticed() {
-        let entry = Entry { embedding_id: "emb_ä".into(), vector: vec![1.5, -0.25] };
-        let bytes = encode(&entry);
-        assert_eq!(decode(&bytes), Some(entry));
-        for cut in 0..bytes.len() {
-            assert_ne!(decode(&bytes[..cut]).map(|e| e.vector.len()), Some(2), "{cut}");
-        }
-    }
-
-    #[test]
-    fn every_part_of_the_identity_makes_another_key() {
-        let keys = [
-            LedgerKey::new(Scope::KnowledgeBase("k"), "h", &model("m", "1")),
-            LedgerKey::new(Scope::KnowledgeBase("k2"), "h", &model("m", "1")),
-            LedgerKey::new(Scope::KnowledgeBase("k"), "h2", &model("m", "1")),
-            LedgerKey::new(Scope::KnowledgeBase("k"), "h", &model("m2", "1")),
-            LedgerKey::new(Scope::KnowledgeBase("k"), "h", &model("m", "2")),
-            LedgerKey::new(Scope::KnowledgeBase("kh"), "", &model("m", "1")),
-            LedgerKey::new(Scope::Ingestion, "h", &model("m", "1")),
-        ];
-        let distinct: std::collections::HashSet<_> = keys.iter().collect();
-        assert_eq!(distinct.len(), keys.len());
-    }
 }

@@ -18,20 +18,20 @@ const KIND: &str = "ingested";
 const SPLITTING: u32 = 1;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Manifest {
+pub(super) struct Manifest {
     /// Of the bytes, and of everything that decides how they are split.
-    pub fingerprint: String,
+    pub(super) fingerprint: String,
     /// What made the vectors.
-    pub model: String,
-    pub chunks: u64,
-    pub documents: u64,
+    pub(super) model: String,
+    pub(super) chunks: u64,
+    pub(super) documents: u64,
 }
 
-pub fn fingerprint(bytes_digest: &[u8], kind: &str, chunk_tokens: usize) -> String {
+pub(super) fn fingerprint(bytes_digest: &[u8], kind: &str, chunk_tokens: usize) -> String {
     format!("{}/{kind}/{chunk_tokens}/{SPLITTING}", hex(bytes_digest))
 }
 
-pub fn model_name(model: &ModelIdentity) -> String {
+pub(super) fn model_name(model: &ModelIdentity) -> String {
     format!("{}@{}", model.id, model.version)
 }
 
@@ -43,7 +43,7 @@ fn key(collection: &CollectionName, source: &str) -> String {
     hex(&hash.finalize())
 }
 
-pub async fn load(
+pub(super) async fn load(
     records: &dyn Records,
     collection: &CollectionName,
     source: &str,
@@ -54,7 +54,7 @@ pub async fn load(
         .and_then(|record| serde_json::from_slice(&record.value).ok()))
 }
 
-pub fn put(collection: &CollectionName, source: &str, manifest: &Manifest) -> RecordChange {
+pub(super) fn put(collection: &CollectionName, source: &str, manifest: &Manifest) -> RecordChange {
     RecordChange::Put {
         kind: KIND.to_owned(),
         key: key(collection, source),
@@ -65,7 +65,7 @@ pub fn put(collection: &CollectionName, source: &str, manifest: &Manifest) -> Re
     }
 }
 
-pub fn remove(collection: &CollectionName, source: &str) -> RecordChange {
+pub(super) fn remove(collection: &CollectionName, source: &str) -> RecordChange {
     RecordChange::Delete {
         kind: KIND.to_owned(),
         key: key(collection, source),

@@ -22,6 +22,9 @@ pub mod run;
 pub mod size;
 pub mod walk;
 
+#[cfg(test)]
+mod tests;
+
 pub use chunk::{Chunk, Splitter};
 pub use kind::Kind;
 pub use prepare::{Content, Input, chunks_of};

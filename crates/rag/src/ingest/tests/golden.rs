@@ -1,0 +1,243 @@
+//! Documents of every kind and the chunks that are made of them.
+
+use std::fmt::Write;
+
+use super::{WordModel, pdf};
+use crate::ingest::size::TokenSizer;
+use crate::ingest::{Chunk, Content, Input, Kind, ReadOptions, Splitter, Unreadable, chunks_of};
+
+const CHUNK_TOKENS: usize = 30;
+
+fn split(source: &str, bytes: &[u8]) -> Result<Vec<Chunk>, Unreadable> {
+    let splitter = Splitter::new(TokenSizer::new(WordModel::new("1"), CHUNK_TOKENS), CHUNK_TOKENS);
+    let kind = Kind::of_path(std::path::Path::new(source)).unwrap();
+    let input = Input {
+        source: source.into(),
+        kind,
+        content: Content::Memory(bytes.to_vec()),
+    };
+    chunks_of(&input, &splitter, &ReadOptions::default())
+}
+
+fn render(chunks: &[Chunk]) -> String {
+    let mut out = String::new();
+    for (index, chunk) in chunks.iter().enumerate() {
+        let metadata = &chunk.document.metadata;
+        assert_eq!(metadata["content_hash"], chunk.content_hash);
+        assert!(chunk.tokens <= CHUNK_TOKENS, "{}", chunk.tokens);
+        let path: Vec<&str> = metadata["section_path"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(|p| p.as_str())
+            .collect();
+        writeln!(
+            out,
+            "[{index}] {} ({}, {} tokens)",
+            chunk.document.id, metadata["doc_type"], chunk.tokens
+        )
+        .unwrap();
+        writeln!(
+            out,
+            "    title={} position={} chapter={}",
+            metadata["title"], metadata["position"], metadata["chapter_id"]
+        )
+        .unwrap();
+        writeln!(
+            out,
+            "    section={} path={}",
+            metadata["section_id"],
+            path.join(" > ")
+        )
+        .unwrap();
+        for line in chunk.document.text.lines() {
+            writeln!(out, "    | {line}").unwrap();
+        }
+    }
+    out
+}
+
+#[test]
+fn a_nested_markdown_file() {
+    let markdown = "\
+---
+title: Observatory handbook
+---
+Read this first.
+
+# Dome
+
+The dome opens at dusk.
+
+## Weather
+
+Never open above 12 m/s of wind. Moisture settles on the mirror, and what has settled there takes a whole day \
+to dry. Look at the log before you open, and write into it when you close.
+
+- wind below 12 m/s
+- humidity below 85 %
+- no rain within the hour
+
+### Rain
+
+## Motors
+
+Run the motors once a week:
+
+```sh
+# not a heading
+dome --exercise --minutes 5
+```
+
+| motor | turns |
+|-------|-------|
+| east  | 12    |
+| west  | 14    |
+
+# Mirror
+
+## Weather
+
+The same heading again, under another chapter.
+";
+    insta::assert_snapshot!(render(&split("docs/handbook.md", markdown.as_bytes()).unwrap()));
+}
+
+#[test]
+fn a_markdown_file_with_one_title_has_its_second_level_as_chapters() {
+    let markdown =
+        "# Guide\n\nIntro.\n\n## Install\n\nGet it.\n\n### Linux\n\nUnpack it.\n\n## Use\n\nRun it.\n";
+    insta::assert_snapshot!(render(&split("guide.md", markdown.as_bytes()).unwrap()));
+}
+
+#[test]
+fn an_html_page() {
+    let page = "<!doctype html><html><head><title>Care of the mirror</title><script>alert(1)</script></head><body>\
+        <nav><a href='/'>Home</a></nav><h1>Mirror</h1><p>Clean it <b>rarely</b>.</p><h2>Tools</h2>\
+        <ul><li>soft brush</li><li>distilled water</li></ul><pre><code>wash --slow\n</code></pre>\
+        <table><tr><th>part</th><th>days</th></tr><tr><td>rim</td><td>30</td></tr></table>\
+        <h2>&Uuml;bung</h2><p>Tr&auml;ge.</p></body></html>";
+    insta::assert_snapshot!(render(&split("care.html", page.as_bytes()).unwrap()));
+}
+
+#[test]
+fn a_pdf_file() {
+    let file = pdf(&[
+        &["The dome opens at dusk.", "It closes at dawn."],
+        &[],
+        &["Page three."],
+    ]);
+    insta::assert_snapshot!(render(&split("dome.pdf", &file).unwrap()));
+}
+
+#[test]
+fn a_file_without_headings() {
+    let text = "The first paragraph is short.\n\nThe second one has more words than the first one had. It goes on for \
+                a while, and then for another while. In the end it is longer than a chunk may be.\n\nThe third.\n";
+    insta::assert_snapshot!(render(&split("notes.txt", text.as_bytes()).unwrap()));
+}
+
+#[test]
+fn a_source_file() {
+    let code = "use std::fmt;\n\n/// Adds.\nfn add(a: i32, b: i32) -> i32 {\n    a + b\n}\n\nfn main() {\n    println!(\"{}\", add(1, 2));\n}\n";
+    insta::assert_snapshot!(render(&split("src/main.rs", code.as_bytes()).unwrap()));
+}
+
+#[test]
+fn rows_of_jsonl_and_csv() {
+    let long = "word ".repeat(40);
+    let jsonl = format!(
+        "{{\"id\":\"a\",\"text\":\"short\",\"metadata\":{{\"lang\":\"en\"}}}}\n{{\"id\":\"b\",\"text\":\"{long}\"}}\n\
+         {{\"text\":\"same\"}}\n{{\"text\":\"same\"}}\n"
+    );
+    let ids = |chunks: &[Chunk]| {
+        chunks
+            .iter()
+            .map(|c| c.document.id.to_string())
+            .collect::<Vec<_>>()
+    };
+    let chunks = split("x.jsonl", jsonl.as_bytes()).unwrap();
+    let key = &crate::ingest::chunk::content_hash("same")[..16];
+    assert_eq!(
+        ids(&chunks),
+        [
+            "a",
+            "x.jsonl#b:0",
+            "x.jsonl#b:1",
+            &format!("x.jsonl#{key}:0"),
+            &format!("x.jsonl#{key}-2:0")
+        ]
+    );
+    assert_eq!(chunks[0].document.metadata["lang"], "en");
+    assert_eq!(chunks[2].document.metadata["section_id"], "x.jsonl#b");
+    let chunks = split("x.csv", b"id,text\n1,one\n2,two\n").unwrap();
+    assert_eq!(ids(&chunks), ["1", "2"]);
+}
+
+#[test]
+fn one_line_of_five_megabytes() {
+    let words = "lorem ipsum dolor sit amet ".repeat(5_000_000 / 27);
+    let chunks = split("line.txt", words.as_bytes()).unwrap();
+    assert!(chunks.iter().all(|chunk| chunk.tokens <= CHUNK_TOKENS));
+    let again: String = chunks
+        .iter()
+        .map(|chunk| format!("{} ", chunk.document.text))
+        .collect();
+    assert_eq!(again, words);
+    // Without a space, where a tokeniser may see one unknown word.
+    let solid = "x".repeat(5_000_000);
+    let chunks = split("solid.txt", solid.as_bytes()).unwrap();
+    assert!(
+        chunks
+            .iter()
+            .all(|chunk| chunk.document.text.len() <= CHUNK_TOKENS * 16)
+    );
+    assert_eq!(
+        chunks
+            .iter()
+            .map(|chunk| chunk.document.text.len())
+            .sum::<usize>(),
+        solid.len()
+    );
+}
+
+#[test]
+fn invalid_utf_8() {
+    insta::assert_snapshot!(render(&split("latin.txt", b"caf\xe9 au lait\n").unwrap()));
+    insta::assert_snapshot!(render(
+        &split("broken.md", b"# \xc3\x9cber\n\nna\xc3\xafve \xff byte\n").unwrap()
+    ));
+}
+
+#[test]
+fn an_empty_file() {
+    for name in ["a.md", "a.txt", "a.html", "a.rs", "a.jsonl", "a.csv"] {
+        assert_eq!(split(name, b"").unwrap(), [], "{name}");
+        assert_eq!(split(name, b" \n\n").unwrap(), [], "{name}");
+    }
+    assert!(split("a.pdf", b"").is_err());
+}
+
+#[test]
+fn what_is_no_document_is_refused() {
+    let problem = |name: &str, bytes: &[u8]| split(name, bytes).unwrap_err().to_string();
+    assert_eq!(problem("a.txt", b"\x7fELF\0\0"), "it is a binary file, not text");
+    assert_eq!(problem("a.pdf", b"hello"), "it does not begin like a PDF file");
+    assert!(problem("a.pdf", b"%PDF-1.4 and then nothing").starts_with("this PDF cannot be read"));
+    let pages = pdf(&[&[]]);
+    assert_eq!(
+        problem("scan.pdf", &pages),
+        "it has no text; it may be made of scanned pictures"
+    );
+}
+
+#[test]
+fn ids_of_long_names_are_cut_and_stay_apart() {
+    let (a, b) = (
+        format!("{}a.md", "ä".repeat(400)),
+        format!("{}b.md", "ä".repeat(400)),
+    );
+    let id = |name: &str| split(name, b"text").unwrap()[0].document.id.clone();
+    assert!(id(&a).as_str().len() <= 512);
+    assert_ne!(id(&a), id(&b));
+}

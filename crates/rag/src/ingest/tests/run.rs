@@ -1,0 +1,350 @@
+//! Runs against a real store.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use ragstone_core::collection::CollectionName;
+use ragstone_core::filter::Filter;
+use ragstone_core::store::{Page, Selection};
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use super::WordModel;
+use crate::Models;
+use crate::ingest::{Content, IngestTarget, Ingestion, Input, Kind, Progress, ReadOptions, Report};
+use crate::test_parts::{Parts, parts};
+
+struct Bench {
+    parts: Parts,
+    model: Arc<WordModel>,
+}
+
+impl Bench {
+    async fn new() -> Self {
+        let model = WordModel::new("1");
+        let parts = parts(Models::new(vec![model.clone()], None));
+        let bench = Self { parts, model };
+        bench.create("c").await;
+        bench
+    }
+
+    async fn create(&self, name: &str) {
+        self.parts
+            .collection(name, json!({"embedding_model": "words"}), &[])
+            .await;
+    }
+
+    fn ingestion(&self) -> Ingestion {
+        Ingestion {
+            service: self.parts.service.clone(),
+            records: self.parts.store.clone(),
+            read: ReadOptions::default(),
+        }
+    }
+
+    async fn ingest(&self, collection: &str, inputs: Vec<Input>) -> Report {
+        let collection = CollectionName::parse(collection).unwrap();
+        let ingestion = self.ingestion();
+        let prepared = ingestion
+            .check(&IngestTarget {
+                collection,
+                chunk_tokens: Some(20),
+            })
+            .await
+            .unwrap();
+        let (sender, receiver) = mpsc::channel(inputs.len().max(1));
+        for input in inputs {
+            sender.send(input).await.unwrap();
+        }
+        drop(sender);
+        let progress = Arc::new(Progress::default());
+        ingestion
+            .run(prepared, receiver, Arc::clone(&progress))
+            .await
+            .unwrap();
+        progress.snapshot()
+    }
+
+    async fn documents(&self, collection: &str) -> Vec<(String, String)> {
+        let name = CollectionName::parse(collection).unwrap();
+        let page = Page {
+            limit: 10_000,
+            offset: 0,
+        };
+        let page = self
+            .parts
+            .service
+            .store
+            .documents(&name, &Filter::everything(), page)
+            .await
+            .unwrap();
+        let mut documents: Vec<_> = page
+            .documents
+            .into_iter()
+            .map(|d| (d.id.to_string(), d.text))
+            .collect();
+        documents.sort();
+        documents
+    }
+}
+
+fn text(source: &str, text: &str) -> Input {
+    let kind = Kind::of_path(Path::new(source)).unwrap();
+    Input {
+        source: source.into(),
+        kind,
+        content: Content::Memory(text.as_bytes().to_vec()),
+    }
+}
+
+fn counts(report: &Report) -> (u64, u64, u64, u64, u64) {
+    let d = &report.documents;
+    (d.added, d.changed, d.unchanged, d.removed, d.failed)
+}
+
+#[tokio::test]
+async fn only_what_changed_is_embedded() {
+    let bench = Bench::new().await;
+    let before = "# A\n\none\n\n# B\n\ntwo\n\n# C\n\nthree\n";
+    let report = bench
+        .ingest("c", vec![text("a.md", before), text("b.md", "other")])
+        .await;
+    assert_eq!((counts(&report), bench.model.embedded()), ((2, 0, 0, 0, 0), 4));
+
+    let report = bench
+        .ingest("c", vec![text("a.md", before), text("b.md", "other")])
+        .await;
+    assert_eq!((counts(&report), bench.model.embedded()), ((0, 0, 2, 0, 0), 0));
+
+    // B changes, C goes, D comes.
+    let after = "# A\n\none\n\n# B\n\ntwo and more\n\n# D\n\nfour\n";
+    let report = bench
+        .ingest("c", vec![text("a.md", after), text("b.md", "other")])
+        .await;
+    assert_eq!((counts(&report), bench.model.embedded()), ((0, 1, 1, 0, 0), 2));
+    let chunks = &report.chunks;
+    assert_eq!(
+        (chunks.added, chunks.changed, chunks.unchanged, chunks.removed),
+        (1, 1, 2, 1)
+    );
+    let ids: Vec<String> = bench.documents("c").await.into_iter().map(|(id, _)| id).collect();
+    assert_eq!(ids, ["a.md#a:0", "a.md#b:0", "a.md#d:0", "b.md:0"]);
+}
+
+#[tokio::test]
+async fn a_manifest_is_believed_only_while_the_documents_are_there() {
+    let bench = Bench::new().await;
+    let inputs = || vec![text("a.txt", "one"), text("b.txt", "two")];
+    bench.ingest("c", inputs()).await;
+    let name = CollectionName::parse("c").unwrap();
+    bench.parts.service.store.empty(&name).await.unwrap();
+    let report = bench.ingest("c", inputs()).await;
+    assert_eq!(counts(&report), (2, 0, 0, 0, 0));
+    assert_eq!(bench.documents("c").await.len(), 2);
+    // The vectors were still known.
+    assert_eq!((bench.model.embedded(), report.chunks.reused), (2, 2));
+}
+
+#[tokio::test]
+async fn the_same_content_is_embedded_once_and_documents_are_never_merged() {
+    let bench = Bench::new().await;
+    bench.create("d").await;
+    let same: Vec<Input> = (0..700)
+        .map(|n| text(&format!("{n}.txt"), "the same everywhere"))
+        .collect();
+    let report = bench.ingest("c", same).await;
+    assert_eq!((counts(&report), bench.model.embedded()), ((700, 0, 0, 0, 0), 1));
+    assert_eq!((report.chunks.embedded, report.chunks.reused), (1, 699));
+    assert_eq!(bench.documents("c").await.len(), 700);
+    bench
+        .ingest("d", vec![text("x.txt", "the same everywhere")])
+        .await;
+    assert_eq!((bench.documents("d").await.len(), bench.model.embedded()), (1, 0));
+}
+
+#[tokio::test]
+async fn another_version_of_the_model_embeds_everything_again() {
+    let mut bench = Bench::new().await;
+    bench.ingest("c", vec![text("a.txt", "one")]).await;
+    let newer = WordModel::new("2");
+    bench.parts.service.models = Arc::new(Models::new(vec![newer.clone()], None));
+    let report = bench.ingest("c", vec![text("a.txt", "one")]).await;
+    assert_eq!((counts(&report), newer.embedded()), ((0, 1, 0, 0, 0), 1));
+    assert_eq!(
+        bench
+            .ingest("c", vec![text("a.txt", "one")])
+            .await
+            .documents
+            .unchanged,
+        1
+    );
+}
+
+#[tokio::test]
+async fn one_bad_file_does_not_stop_the_rest() {
+    let bench = Bench::new().await;
+    let binary = Input {
+        source: "x.txt".into(),
+        kind: Kind::Plain,
+        content: Content::Memory(b"\0\0".to_vec()),
+    };
+    let vanished = Input {
+        source: "gone.md".into(),
+        kind: Kind::Markdown,
+        content: Content::File("/no/such/file.md".into()),
+    };
+    let refused = text("refused.txt", "this is unembeddable");
+    let report = bench
+        .ingest(
+            "c",
+            vec![
+                text("a.txt", "one"),
+                binary,
+                vanished,
+                refused,
+                text("b.txt", "two"),
+            ],
+        )
+        .await;
+    assert_eq!(counts(&report), (2, 0, 0, 0, 3));
+    let mut errors: Vec<String> = report
+        .errors
+        .iter()
+        .map(|e| format!("{}: {}", e.source, e.error))
+        .collect();
+    errors.sort();
+    assert_eq!(
+        errors,
+        [
+            "gone.md: it is no longer there",
+            "refused.txt: the model could not embed a part of it",
+            "x.txt: it is a binary file, not text"
+        ]
+    );
+    let ids: Vec<String> = bench.documents("c").await.into_iter().map(|(id, _)| id).collect();
+    assert_eq!(ids, ["a.txt:0", "b.txt:0"]);
+}
+
+#[tokio::test]
+async fn rows_are_compared_one_by_one() {
+    let bench = Bench::new().await;
+    let rows = |range: std::ops::Range<usize>, changed: usize| {
+        let line = |n| {
+            let word = if n == changed { "changed" } else { "row" };
+            format!("{{\"id\":\"r{n}\",\"text\":\"{word} {n}\"}}\n")
+        };
+        text("x.jsonl", &range.map(line).collect::<String>())
+    };
+    let report = bench.ingest("c", vec![rows(0..1000, usize::MAX)]).await;
+    assert_eq!(
+        (counts(&report), bench.model.embedded()),
+        ((1000, 0, 0, 0, 0), 1000)
+    );
+    let report = bench.ingest("c", vec![rows(0..1000, usize::MAX)]).await;
+    assert_eq!((counts(&report), bench.model.embedded()), ((0, 0, 1000, 0, 0), 0));
+    // 10 rows go, 5 come, one changes.
+    let report = bench.ingest("c", vec![rows(10..1005, 500)]).await;
+    assert_eq!((counts(&report), bench.model.embedded()), ((5, 1, 989, 10, 0), 6));
+    assert_eq!(bench.documents("c").await.len(), 995);
+    let same_id_twice = text(
+        "y.jsonl",
+        "{\"id\":\"a\",\"text\":\"x\"}\n{\"id\":\"a\",\"text\":\"y\"}\n{\"text\":1}\n",
+    );
+    let report = bench.ingest("c", vec![same_id_twice]).await;
+    assert_eq!(counts(&report), (1, 0, 0, 0, 2));
+    let part = Input {
+        content: Content::Part(b"{\"id\":\"r7000\",\"text\":\"new\"}".to_vec()),
+        ..rows(0..0, 0)
+    };
+    let report = bench.ingest("c", vec![part]).await;
+    assert_eq!(counts(&report), (1, 0, 0, 0, 0));
+}
+
+#[tokio::test]
+async fn a_run_that_is_dropped_is_continued_by_the_next() {
+    let bench = Bench::new().await;
+    let inputs = || {
+        (0..2000)
+            .map(|n| text(&format!("{n}.txt"), &format!("text number {n}")))
+            .collect::<Vec<_>>()
+    };
+    for patience in [5, 20, 60] {
+        let run = bench.ingest("c", inputs());
+        let _ = tokio::time::timeout(std::time::Duration::from_millis(patience), run).await;
+    }
+    let report = bench.ingest("c", inputs()).await;
+    assert_eq!(report.documents.added + report.documents.unchanged, 2000);
+    let documents = bench.documents("c").await;
+    assert_eq!(documents.len(), 2000);
+    assert!(
+        documents
+            .iter()
+            .all(|(id, text)| id.starts_with(&format!("{}.txt", &text[12..])))
+    );
+    bench.model.embedded();
+    assert_eq!(bench.ingest("c", inputs()).await.documents.unchanged, 2000);
+    assert_eq!(bench.model.embedded(), 0);
+}
+
+#[tokio::test]
+async fn vectors_of_text_that_is_gone_are_forgotten() {
+    let bench = Bench::new().await;
+    bench.ingest("c", vec![text("a.txt", "a secret")]).await;
+    bench.ingest("c", vec![text("a.txt", "nothing to see")]).await;
+    bench.model.embedded();
+    bench.ingest("c", vec![text("b.txt", "a secret")]).await;
+    assert_eq!(bench.model.embedded(), 1);
+}
+
+#[tokio::test]
+async fn removing_a_source_removes_its_documents_and_nothing_else() {
+    let bench = Bench::new().await;
+    bench
+        .ingest("c", vec![text("a.txt", "one"), text("b.txt", "two")])
+        .await;
+    let (ingestion, name) = (bench.ingestion(), CollectionName::parse("c").unwrap());
+    assert_eq!(ingestion.sources(&name).await.unwrap(), ["a.txt", "b.txt"]);
+    let progress = Progress::default();
+    ingestion.remove_source(&name, "a.txt", &progress).await.unwrap();
+    assert_eq!(progress.snapshot().documents.removed, 1);
+    assert_eq!(bench.documents("c").await.len(), 1);
+    bench
+        .parts
+        .service
+        .store
+        .delete_documents(&name, Selection::Matching(Filter::everything()))
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn what_does_not_fit_together_is_refused_before_anything_is_read() {
+    let bench = Bench::new().await;
+    let check = async |name: &str, tokens: Option<usize>| {
+        let target = IngestTarget {
+            collection: CollectionName::parse(name).unwrap(),
+            chunk_tokens: tokens,
+        };
+        bench
+            .ingestion()
+            .check(&target)
+            .await
+            .err()
+            .map(|error| error.to_string())
+    };
+    assert_eq!(check("none", None).await.unwrap(), "Collection 'none' not found");
+    assert!(
+        check("c", Some(4000))
+            .await
+            .unwrap()
+            .contains("chunk_tokens must be from 16 to 40")
+    );
+    assert_eq!(check("c", None).await, None);
+    bench.parts.collection("plain", json!({}), &[]).await;
+    assert!(
+        check("plain", None)
+            .await
+            .unwrap()
+            .contains("has no embedding_model")
+    );
+}

@@ -1,0 +1,236 @@
+//! Jobs against a real store, with workers that come and go.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ragstone_core::filter::Filter;
+use ragstone_core::records::Records;
+use ragstone_core::store::Page;
+use serde_json::json;
+
+use super::*;
+use crate::Models;
+use crate::ingest::ReadOptions;
+use crate::test_parts::{Parts, WordEmbedder, parts};
+
+async fn setup() -> (Parts, Jobs) {
+    let parts = parts(Models::new(vec![WordEmbedder::new("words")], None));
+    parts
+        .collection("c", json!({"embedding_model": "words"}), &[])
+        .await;
+    let jobs = jobs(&parts);
+    (parts, jobs)
+}
+
+fn jobs(parts: &Parts) -> Jobs {
+    Jobs::new(Ingestion {
+        service: parts.service.clone(),
+        records: parts.store.clone(),
+        read: ReadOptions::default(),
+    })
+}
+
+fn new_job(items: Vec<(&str, Vec<u8>)>) -> NewJob {
+    let items = items.into_iter().map(|(source, bytes)| NewItem {
+        source: source.to_owned(),
+        kind: Kind::of_path(std::path::Path::new(source)).unwrap(),
+        bytes,
+        partial: false,
+    });
+    NewJob {
+        collection: CollectionName::parse("c").unwrap(),
+        chunk_tokens: None,
+        items: items.collect(),
+    }
+}
+
+async fn finished(jobs: &Jobs, id: &str) -> Job {
+    for _ in 0..2000 {
+        let job = jobs.get(id).await.unwrap().unwrap();
+        if job.state.is_final() {
+            return job;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("the job does not end");
+}
+
+async fn count(parts: &Parts) -> u64 {
+    let name = CollectionName::parse("c").unwrap();
+    let page = Page { limit: 0, offset: 0 };
+    parts
+        .service
+        .store
+        .documents(&name, &Filter::everything(), page)
+        .await
+        .unwrap()
+        .total
+}
+
+async fn payload(parts: &Parts) -> u64 {
+    parts.store.counts(stored::PART_KIND).await.unwrap().total
+}
+
+#[tokio::test]
+async fn a_job_is_done_and_its_documents_are_dropped_afterwards() {
+    let (parts, jobs) = setup().await;
+    let large = "many words and more of them ".repeat(100_000).into_bytes();
+    let job = jobs
+        .submit(new_job(vec![
+            ("a.md", b"# A\n\none".to_vec()),
+            ("b.txt", large),
+            ("c.txt", vec![0, 0]),
+        ]))
+        .await
+        .unwrap();
+    assert_eq!(job.state, JobState::Queued);
+    assert_eq!(payload(&parts).await, 5);
+    let worker = jobs.worker().start();
+    let done = finished(&jobs, &job.id).await;
+    assert_eq!(done.state, JobState::Done);
+    assert_eq!(
+        (done.report.documents.added, done.report.documents.failed),
+        (2, 1)
+    );
+    assert_eq!(done.report.errors[0].source, "c.txt");
+    assert_eq!(payload(&parts).await, 0);
+    assert!(count(&parts).await > 1);
+    assert_eq!(jobs.list(None).await.unwrap().len(), 1);
+    assert_eq!(
+        jobs.list(Some(&CollectionName::parse("other").unwrap()))
+            .await
+            .unwrap()
+            .len(),
+        0
+    );
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn a_job_goes_on_after_its_worker_was_stopped() {
+    let (parts, first) = setup().await;
+    let names: Vec<String> = (0..500).map(|n| format!("{n}.txt")).collect();
+    let items = names
+        .iter()
+        .map(|name| (name.as_str(), format!("text of {name}").into_bytes()))
+        .collect();
+    let job = first.submit(new_job(items)).await.unwrap();
+    let worker = first.worker().start();
+    while first.get(&job.id).await.unwrap().unwrap().report.documents.added == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    worker.stop().await;
+    let stopped = first.get(&job.id).await.unwrap().unwrap();
+    let second = jobs(&parts);
+    let worker = second.worker().start();
+    let done = finished(&second, &job.id).await;
+    assert_eq!(done.state, JobState::Done);
+    assert!(done.report.documents.added + done.report.documents.unchanged >= 500);
+    assert!(stopped.report.documents_done() <= done.report.documents_done());
+    assert_eq!((count(&parts).await, payload(&parts).await), (500, 0));
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn two_workers_never_do_one_job_twice() {
+    let (parts, one) = setup().await;
+    let other = jobs(&parts);
+    let mut ids = Vec::new();
+    for n in 0..20 {
+        let name = format!("{n}.txt");
+        ids.push(
+            one.submit(new_job(vec![(&name, format!("number {n}").into_bytes())]))
+                .await
+                .unwrap()
+                .id,
+        );
+    }
+    let workers = [one.worker().start(), other.worker().start()];
+    for id in &ids {
+        let job = finished(&one, id).await;
+        assert_eq!(
+            (
+                job.state,
+                job.report.documents.added,
+                job.report.documents.unchanged
+            ),
+            (JobState::Done, 1, 0)
+        );
+    }
+    assert_eq!(count(&parts).await, 20);
+    for worker in workers {
+        worker.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_cancelled_job_stays_cancelled() {
+    let (parts, jobs) = setup().await;
+    let job = jobs
+        .submit(new_job(vec![("a.txt", b"one".to_vec())]))
+        .await
+        .unwrap();
+    let cancelled = jobs.cancel(&job.id).await.unwrap().unwrap();
+    assert_eq!(cancelled.state, JobState::Cancelled);
+    let worker = jobs.worker().start();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(
+        jobs.get(&job.id).await.unwrap().unwrap().state,
+        JobState::Cancelled
+    );
+    assert_eq!((count(&parts).await, payload(&parts).await), (0, 0));
+    assert_eq!(
+        jobs.cancel(&job.id).await.unwrap().unwrap().state,
+        JobState::Cancelled
+    );
+    assert!(jobs.cancel("none").await.unwrap().is_none());
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn a_job_whose_collection_is_deleted_fails_and_says_so() {
+    let (parts, jobs) = setup().await;
+    let job = jobs
+        .submit(new_job(vec![("a.txt", b"one".to_vec())]))
+        .await
+        .unwrap();
+    parts
+        .service
+        .store
+        .delete_collection(&CollectionName::parse("c").unwrap())
+        .await
+        .unwrap();
+    let worker = jobs.worker().start();
+    let failed = finished(&jobs, &job.id).await;
+    assert_eq!(
+        (failed.state, failed.error.as_deref()),
+        (JobState::Failed, Some("Collection 'c' not found"))
+    );
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_a_job_is_refused() {
+    let (_parts, jobs) = setup().await;
+    let refused = async |new| jobs.submit(new).await.unwrap_err().to_string();
+    assert_eq!(
+        refused(new_job(vec![])).await,
+        "Documents are required: send at least one"
+    );
+    assert_eq!(
+        refused(new_job(vec![(" ", vec![])])).await,
+        "Document at index 0: a name is required"
+    );
+    let twice = new_job(vec![("a.txt", vec![]), ("a.txt", vec![])]);
+    assert_eq!(
+        refused(twice).await,
+        "Document at index 1: its name is that of an earlier document"
+    );
+    let mut part = new_job(vec![("a.txt", vec![])]);
+    part.items[0].partial = true;
+    assert_eq!(
+        refused(part).await,
+        "Document at index 0: only JSONL and CSV can come in parts"
+    );
+    assert_eq!(Arc::strong_count(&jobs.shared), 1);
+}

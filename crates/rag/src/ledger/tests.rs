@@ -1,0 +1,311 @@
+//! The contract from both sides.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use ragstone_core::model::{EmbedInput, Embedder, ModelIdentity, ModelInfo, Role};
+use ragstone_providers::embedding::ContractClient;
+use ragstone_providers::http::{ClientSettings, ServiceClient};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::*;
+use crate::Models;
+use crate::test_parts::{Parts, WordEmbedder, parts};
+
+fn chunk(id: &str, content: &str, hash: &str) -> ChunkRequest {
+    ChunkRequest {
+        chunk_id: Some(id.into()),
+        content: Some(content.into()),
+        content_hash: Some(hash.into()),
+    }
+}
+
+fn request(base: &str, chunks: Vec<ChunkRequest>) -> EmbeddingRequest {
+    EmbeddingRequest {
+        knowledgebase_id: Some(base.into()),
+        chunks,
+        model_id: None,
+    }
+}
+
+fn ledger(parts: &Parts) -> Ledger {
+    Ledger::new(parts.store.clone())
+}
+
+#[tokio::test]
+async fn concurrent_requests_for_the_same_content_embed_it_for_one_of_them() {
+    let parts = parts(Models::new(vec![WordEmbedder::new("words")], None));
+    let (models, ledger) = (&parts.service.models, ledger(&parts));
+    let asks = (0..32).map(|n| {
+        let chunks = (0..8)
+            .map(|c| chunk(&format!("{n}-{c}"), &format!("text {c}"), &format!("h{c}")))
+            .collect();
+        embed_chunks(models, &ledger, request("kb", chunks))
+    });
+    let answers = futures::future::try_join_all(asks).await.unwrap();
+    for hash in 0..8 {
+        let embedded: Vec<&EmbeddedChunk> = answers
+            .iter()
+            .flat_map(|answer| &answer.embeddings)
+            .filter(|chunk| chunk.content_hash == format!("h{hash}"))
+            .collect();
+        assert_eq!(embedded.len(), 1);
+        let skipped: Vec<&SkippedChunk> = answers
+            .iter()
+            .flat_map(|answer| &answer.skipped)
+            .filter(|skipped| skipped.chunk_id.ends_with(&format!("-{hash}")))
+            .collect();
+        assert_eq!(skipped.len(), 31);
+        assert!(
+            skipped
+                .iter()
+                .all(|skipped| skipped.embedding_id == embedded[0].embedding_id)
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_model_without_a_version_is_refused() {
+    let nameless = WordEmbedder::with_version("words", "");
+    let parts = parts(Models::new(vec![nameless], None));
+    let asked = embed_chunks(
+        &parts.service.models,
+        &ledger(&parts),
+        request("kb", vec![chunk("c", "t", "h")]),
+    )
+    .await;
+    assert!(
+        asked
+            .unwrap_err()
+            .to_string()
+            .starts_with("model version is required")
+    );
+}
+
+/// A service that speaks the contract, made of our own side of it.
+struct OtherService {
+    parts: Parts,
+    /// Every chunk that was sent, by knowledge base and hash.
+    sent: Mutex<Vec<(String, String)>>,
+    /// How many answers get lost on their way.
+    lose: AtomicUsize,
+}
+
+impl OtherService {
+    async fn start(version: &str) -> (Arc<Self>, String) {
+        let model = WordEmbedder::with_version("theirs", version);
+        let service = Arc::new(Self {
+            parts: parts(Models::new(vec![model], None)),
+            sent: Mutex::default(),
+            lose: AtomicUsize::new(0),
+        });
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let serving = Arc::clone(&service);
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let serving = Arc::clone(&serving);
+                tokio::spawn(async move { serving.answer(stream).await });
+            }
+        });
+        (service, url)
+    }
+
+    async fn answer(&self, mut stream: TcpStream) {
+        let mut bytes = Vec::new();
+        let body = loop {
+            let mut buffer = [0; 4096];
+            let count = stream.read(&mut buffer).await.unwrap();
+            bytes.extend_from_slice(&buffer[..count]);
+            let text = String::from_utf8_lossy(&bytes).to_lowercase();
+            let Some(end) = text.find("\r\n\r\n") else {
+                continue;
+            };
+            let length: usize = text
+                .split("content-length: ")
+                .nth(1)
+                .unwrap()
+                .split("\r\n")
+                .next()
+                .unwrap()
+                .parse()
+                .unwrap();
+            if bytes.len() >= end + 4 + length {
+                break serde_json::from_slice::<Value>(&bytes[end + 4..]).unwrap();
+            }
+        };
+        let base = body["knowledgebase_id"].as_str().unwrap();
+        let chunks: Vec<ChunkRequest> = body["chunks"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|c| {
+                chunk(
+                    c["chunk_id"].as_str().unwrap(),
+                    c["content"].as_str().unwrap(),
+                    c["content_hash"].as_str().unwrap(),
+                )
+            })
+            .collect();
+        for chunk in &chunks {
+            let sent = (base.to_owned(), chunk.content_hash.clone().unwrap());
+            self.sent.lock().unwrap().push(sent);
+        }
+        let embedded = embed_chunks(
+            &self.parts.service.models,
+            &ledger(&self.parts),
+            request(base, chunks),
+        )
+        .await
+        .unwrap();
+        let embeddings: Vec<Value> = embedded
+            .embeddings
+            .iter()
+            .map(|e| {
+                json!({"embedding_id": e.embedding_id, "chunk_id": e.chunk_id, "knowledgebase_id": e.knowledgebase_id,
+                       "content_hash": e.content_hash, "model_id": e.model_id, "model_version": e.model_version,
+                       "vector_dimension": e.vector.len(), "vector": e.vector})
+            })
+            .collect();
+        let skipped: Vec<Value> = embedded
+            .skipped
+            .iter()
+            .map(|s| json!({"chunk_id": s.chunk_id, "embedding_id": s.embedding_id}))
+            .collect();
+        let answer = json!({"embeddings": embeddings, "skipped": skipped}).to_string();
+        let status = if self.lose.swap(0, Ordering::Relaxed) > 0 {
+            "400 Lost"
+        } else {
+            "200 OK"
+        };
+        let head = format!(
+            "HTTP/1.1 {status}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+            answer.len()
+        );
+        let _ = stream.write_all(format!("{head}{answer}").as_bytes()).await;
+    }
+
+    fn sent(&self) -> Vec<(String, String)> {
+        std::mem::take(&mut self.sent.lock().unwrap())
+    }
+}
+
+fn embedder(url: &str, own: &Parts, version: &str) -> ContractEmbedder {
+    let client = ServiceClient::new(ClientSettings::new("theirs", url, "url").unwrap()).unwrap();
+    let identity = ModelIdentity {
+        id: "theirs".into(),
+        version: version.into(),
+        dimensions: 64,
+    };
+    let info = ModelInfo {
+        identity,
+        name: "theirs".into(),
+        max_tokens: None,
+    };
+    let settings = ContractSettings {
+        knowledgebase_id: "ours".into(),
+        info,
+    };
+    ContractEmbedder::new(ContractClient::new(client), ledger(own), settings)
+}
+
+async fn embed(embedder: &ContractEmbedder, texts: &[&str]) -> Vec<Vec<f32>> {
+    let inputs = texts
+        .iter()
+        .map(|text| EmbedInput::Text((*text).to_owned()))
+        .collect();
+    let embeddings = embedder.embed(inputs, Role::Passage).await.unwrap();
+    embeddings.into_iter().map(|embedding| embedding.vector).collect()
+}
+
+#[tokio::test]
+async fn known_chunks_are_never_sent() {
+    let (service, url) = OtherService::start("v1").await;
+    let own = parts(Models::default());
+    let embedder = embedder(&url, &own, "v1");
+    let first = embed(&embedder, &["one", "two", "one"]).await;
+    assert_eq!(first[0], first[2]);
+    assert_ne!(first[0], first[1]);
+    assert_eq!(service.sent().len(), 2);
+    assert_eq!(
+        embed(&embedder, &["two", "one"]).await,
+        [first[1].clone(), first[0].clone()]
+    );
+    assert_eq!(service.sent(), []);
+    embed(&embedder, &["two", "three"]).await;
+    assert_eq!(service.sent().len(), 1);
+    let many: Vec<String> = (0..300).map(|n| format!("text {n}")).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    assert_eq!(embed(&embedder, &many).await.len(), 300);
+    assert_eq!(service.sent().len(), 300);
+}
+
+#[tokio::test]
+async fn an_answer_that_was_lost_is_asked_for_again() {
+    let (service, url) = OtherService::start("v1").await;
+    let own = parts(Models::default());
+    let embedder = embedder(&url, &own, "v1");
+    service.lose.store(1, Ordering::Relaxed);
+    assert!(
+        embedder
+            .embed(vec![EmbedInput::Text("one".into())], Role::Passage)
+            .await
+            .is_err()
+    );
+    // The service has it now and would skip it under the same knowledge base for ever.
+    let vectors = embed(&embedder, &["one", "two"]).await;
+    assert_eq!(vectors.len(), 2);
+    assert_eq!(embed(&embedder, &["one"]).await[0], vectors[0]);
+}
+
+#[tokio::test]
+async fn a_service_with_another_version_is_refused() {
+    let (_service, url) = OtherService::start("v2").await;
+    let own = parts(Models::default());
+    let asked = embedder(&url, &own, "v1")
+        .embed(vec![EmbedInput::Text("one".into())], Role::Query)
+        .await;
+    let refused = asked.unwrap_err().to_string();
+    assert!(
+        refused.contains("version 'v2'") && refused.contains("'v1'"),
+        "{refused}"
+    );
+}
+
+fn model(id: &str, version: &str) -> ModelIdentity {
+    ModelIdentity {
+        id: id.into(),
+        version: version.into(),
+        dimensions: 2,
+    }
+}
+
+#[test]
+fn entries_survive_their_encoding_and_damage_is_noticed() {
+    let entry = Entry {
+        embedding_id: "emb_ä".into(),
+        vector: vec![1.5, -0.25],
+    };
+    let bytes = encode(&entry);
+    assert_eq!(decode(&bytes), Some(entry));
+    for cut in 0..bytes.len() {
+        assert_ne!(decode(&bytes[..cut]).map(|e| e.vector.len()), Some(2), "{cut}");
+    }
+}
+
+#[test]
+fn every_part_of_the_identity_makes_another_key() {
+    let keys = [
+        LedgerKey::new(Scope::KnowledgeBase("k"), "h", &model("m", "1")),
+        LedgerKey::new(Scope::KnowledgeBase("k2"), "h", &model("m", "1")),
+        LedgerKey::new(Scope::KnowledgeBase("k"), "h2", &model("m", "1")),
+        LedgerKey::new(Scope::KnowledgeBase("k"), "h", &model("m2", "1")),
+        LedgerKey::new(Scope::KnowledgeBase("k"), "h", &model("m", "2")),
+        LedgerKey::new(Scope::KnowledgeBase("kh"), "", &model("m", "1")),
+        LedgerKey::new(Scope::Ingestion, "h", &model("m", "1")),
+    ];
+    let distinct: std::collections::HashSet<_> = keys.iter().collect();
+    assert_eq!(distinct.len(), keys.len());
+}

@@ -1,0 +1,333 @@
+//! `ragstone ingest`: files, folders and rows into a collection.
+//!
+//! With a server's address the documents are sent there and ingested as jobs; without one, this
+//! process opens the data directory itself.
+
+mod remote;
+mod show;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use ragstone_core::collection::{Collection, CollectionName, EMBEDDING_MODEL};
+use ragstone_core::document::Metadata;
+use ragstone_core::model::Embedder;
+use ragstone_core::store::{MetadataUpdate, Store, StoreError};
+use ragstone_rag::ingest::size::TokenSizer;
+use ragstone_rag::ingest::walk::{Found, FoundFile, Selection};
+use ragstone_rag::ingest::{
+    Content, IngestTarget, Ingestion, Input, IsolatedReader, Kind, Progress, ReadOptions, Splitter, chunk_tokens, chunks_of,
+};
+use ragstone_rag::{Models, Service};
+use ragstone_store::{SqliteStore, StoreOptions};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use super::{block_on, quickstart};
+use crate::config::{self, EmbeddingsChoice, Flags, Layers, Settings, StoreLocation};
+use crate::{listen, startup, telemetry};
+
+/// The name of the hidden command that parses what may be harmful.
+pub const READ_UNTRUSTED: &str = "read-untrusted";
+const STDIN: &str = "-";
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
+const MAX_TEXT_BYTES: u64 = 64 << 20;
+
+#[derive(Args)]
+pub struct IngestArgs {
+    /// Files, folders and patterns such as 'docs/**/*.md'; `-` reads JSONL from standard input
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<String>,
+    /// The collection to ingest into; made if it is not there
+    #[arg(long, short, value_name = "NAME")]
+    collection: String,
+    /// Send the documents to this server instead of opening the data directory
+    #[arg(long, value_name = "URL", env = "RAGSTONE_URL")]
+    url: Option<String>,
+    /// Remove documents whose files are gone from the given paths
+    #[arg(long)]
+    prune: bool,
+    /// Show the chunks; store nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Print the report (or the chunks) as JSON
+    #[arg(long)]
+    json: bool,
+    /// The embedding model of a new collection [default: the first one]
+    #[arg(long, value_name = "ID")]
+    model: Option<String>,
+    /// The largest chunk, in tokens of the model [default: 256, or what the model can read]
+    #[arg(long, value_name = "N")]
+    chunk_tokens: Option<usize>,
+    /// Of what is in folders, only files that match
+    #[arg(long, value_name = "GLOB")]
+    include: Vec<String>,
+    /// Of what is in folders, no files that match
+    #[arg(long, value_name = "GLOB")]
+    exclude: Vec<String>,
+    /// What documents from standard input are known by
+    #[arg(long, value_name = "NAME", default_value = "stdin")]
+    source: String,
+    /// Where the embedded store keeps its file [default: ragstone-data; env: RAGSTONE_DATA_DIR]
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// Configuration file [env: RAGSTONE_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Which embedding models to load [default: the built-in default model; env: EMBEDDINGS_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    embeddings_config: Option<PathBuf>,
+    /// Compute threads of the models [default: one per core; env: RAGSTONE_THREADS]
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+}
+
+pub fn run(args: &IngestArgs) -> anyhow::Result<()> {
+    telemetry::start_logs(telemetry::LogFormat::Text);
+    let collection = CollectionName::parse(args.collection.as_str())?;
+    let files: Vec<String> = args.paths.iter().filter(|path| *path != STDIN).cloned().collect();
+    let selection = Selection::new(&files, &args.include, &args.exclude)?;
+    let found = selection.find()?;
+    match &args.url {
+        Some(url) if !args.dry_run => block_on(remote::ingest(args, url.clone(), &collection, &selection, found)),
+        _ => block_on(ingest_here(args, collection, &selection, found)),
+    }
+}
+
+/// The other side of [`IsolatedReader`]: limits this process, then parses standard input.
+pub fn read_untrusted(kind: &str) -> anyhow::Result<()> {
+    confine();
+    let kind: Kind = serde_json::from_value(Value::from(kind)).context("no such kind of file")?;
+    let mut bytes = Vec::new();
+    std::io::Read::read_to_end(&mut std::io::stdin().lock(), &mut bytes)?;
+    match ragstone_rag::ingest::read::confined(kind, &bytes) {
+        Ok(text) => Ok(std::io::stdout().lock().write_all(text.as_bytes())?),
+        Err(problem) => {
+            eprintln!("{problem}");
+            std::process::exit(1)
+        }
+    }
+}
+
+/// Memory and time that no honest file needs.
+fn confine() {
+    #[cfg(unix)]
+    {
+        use rustix::process::{Resource, Rlimit, setrlimit};
+        let limit = |most: u64| Rlimit { current: Some(most), maximum: Some(most) };
+        let _ = setrlimit(Resource::Data, limit(1 << 30));
+        let _ = setrlimit(Resource::Cpu, limit(READ_TIMEOUT.as_secs()));
+        let _ = setrlimit(Resource::Core, limit(0));
+    }
+    // Parsers that give up say so by panicking; the sentence for the user is printed elsewhere.
+    std::panic::set_hook(Box::new(|_| {}));
+}
+
+/// How documents are read, in the server and here.
+pub fn read_options() -> ReadOptions {
+    let isolated = std::env::current_exe().ok().map(|program| IsolatedReader {
+        program,
+        arguments: vec![READ_UNTRUSTED.into()],
+        timeout: READ_TIMEOUT,
+        max_text_bytes: MAX_TEXT_BYTES,
+    });
+    ReadOptions { isolated, ..ReadOptions::default() }
+}
+
+async fn ingest_here(
+    args: &IngestArgs,
+    collection: CollectionName,
+    selection: &Selection,
+    found: Found,
+) -> anyhow::Result<()> {
+    let settings = settings(args)?;
+    // The store first: whether it can be had is known at once, a model takes a while.
+    let store = if args.dry_run { None } else { Some(open_store(&settings)?) };
+    let models = load_models(&settings).await?;
+    let Some(store) = store else { return dry_run(args, &models, found) };
+    let service = Service { store: Arc::clone(&store) as Arc<dyn Store>, models: Arc::new(models) };
+    let target = IngestTarget { collection: collection.clone(), chunk_tokens: args.chunk_tokens };
+    ensure_collection(&service, &collection, args.model.as_deref()).await?;
+    let ingestion = Ingestion { service, records: Arc::clone(&store) as _, read: read_options() };
+    let progress = Arc::new(Progress::default());
+    let total: u64 = found.files.iter().map(|file| file.bytes).sum();
+    let shown = show::Shown::start(Arc::clone(&progress), total, args.json);
+    let work = async {
+        let prepared = ingestion.check(&target).await?;
+        let inputs = feed(args, found, &progress);
+        ingestion.run(prepared, inputs, Arc::clone(&progress)).await?;
+        if args.prune {
+            for source in vanished(ingestion.sources(&collection).await?, selection) {
+                ingestion.remove_source(&collection, &source, &progress).await?;
+            }
+        }
+        anyhow::Ok(())
+    };
+    let done = tokio::select! {
+        done = work => done,
+        () = listen::stop_signal() => Err(anyhow::anyhow!(
+            "stopped; what was ingested so far is stored, and the same command goes on from there"
+        )),
+    };
+    shown.stop().await;
+    store.close().await.context("the store could not be closed cleanly")?;
+    show::report(&progress, &args.collection, args.json)?;
+    done?;
+    show::failures(&progress)
+}
+
+fn settings(args: &IngestArgs) -> anyhow::Result<Settings> {
+    let env = &config::process_env;
+    let file = config::read_file(args.config.as_deref(), env)?;
+    let flags = Flags {
+        data_dir: args.data_dir.clone(),
+        embeddings_config: args.embeddings_config.clone(),
+        threads: args.threads,
+        // Nothing listens here, so nothing needs a key.
+        allow_no_key: true,
+        ..Flags::default()
+    };
+    Ok(config::build(Layers { flags, env, file })?)
+}
+
+fn open_store(settings: &Settings) -> anyhow::Result<Arc<SqliteStore>> {
+    let StoreLocation::Embedded(directory) = &settings.store;
+    let store = SqliteStore::open(directory, StoreOptions::default()).map_err(|error| {
+        let hint = if matches!(error, ragstone_store::Error::InUse(_)) {
+            "; give --url to send the documents to the server that has it open"
+        } else {
+            ""
+        };
+        anyhow::Error::from(error).context(format!("the store in {} cannot be opened{hint}", directory.display()))
+    })?;
+    Ok(Arc::new(store))
+}
+
+async fn load_models(settings: &Settings) -> anyhow::Result<Models> {
+    match settings.embeddings {
+        EmbeddingsChoice::Unset => quickstart::default_models(settings).await,
+        _ => startup::load_embedding_models(settings).await,
+    }
+}
+
+/// Makes the collection, or makes sure that it is of the model that was asked for.
+async fn ensure_collection(service: &Service, name: &CollectionName, wanted: Option<&str>) -> anyhow::Result<()> {
+    let model = |id: &str| Metadata::from_iter([(EMBEDDING_MODEL.to_owned(), Value::from(id))]);
+    match service.store.collection(name).await {
+        Ok(collection) => match (collection.embedding_model(), wanted) {
+            (Some(there), Some(wanted)) if there != wanted => anyhow::bail!(
+                "collection '{name}' is embedded by '{there}', not by '{wanted}': leave --model out, or name another collection"
+            ),
+            (None, Some(wanted)) if is_empty(&collection) => {
+                service.models.embedder(wanted)?;
+                service.store.update_metadata(name, model(wanted), MetadataUpdate::Merge).await?;
+                Ok(())
+            }
+            _ => Ok(()),
+        },
+        Err(StoreError::CollectionNotFound(_)) => {
+            let embedder: &Arc<dyn Embedder> = match wanted {
+                Some(id) => service.models.embedder(id)?,
+                None => service.models.default_embedder().context("no embedding model is loaded")?,
+            };
+            service.store.create_collection(name, model(&embedder.info().identity.id)).await?;
+            Ok(())
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn is_empty(collection: &Collection) -> bool {
+    collection.count == 0
+}
+
+/// Sources under the given paths whose files are no longer there.
+fn vanished(sources: Vec<String>, selection: &Selection) -> Vec<String> {
+    sources
+        .into_iter()
+        .filter(|source| selection.covers(source) && !std::path::Path::new(source).exists())
+        .collect()
+}
+
+/// Hands over what was found, one after the other, as fast as it is taken.
+fn feed(args: &IngestArgs, found: Found, progress: &Arc<Progress>) -> mpsc::Receiver<Input> {
+    let (sender, inputs) = mpsc::channel(16);
+    let stdin = args.paths.iter().any(|path| path == STDIN).then(|| args.source.clone());
+    note_problems(&found, progress);
+    let progress = Arc::clone(progress);
+    std::thread::spawn(move || {
+        let stdin = stdin.map(|source| Input {
+            source,
+            kind: Kind::JsonLines,
+            content: Content::Stream(Box::new(std::io::stdin())),
+        });
+        let files = found.files.into_iter().filter_map(|file| to_input(file, &progress));
+        for input in files.chain(stdin) {
+            if sender.blocking_send(input).is_err() {
+                return;
+            }
+        }
+    });
+    inputs
+}
+
+fn note_problems(found: &Found, progress: &Progress) {
+    for (source, problem) in &found.problems {
+        progress.update(|report| report.fail(source, problem));
+    }
+}
+
+fn to_input(file: FoundFile, progress: &Progress) -> Option<Input> {
+    match file.kind {
+        Some(kind) => Some(Input { source: file.source, kind, content: Content::File(file.path) }),
+        None if file.named => {
+            progress.update(|report| report.fail(file.source, "it is of a type that cannot be read"));
+            None
+        }
+        None => {
+            progress.update(|report| report.documents.skipped += 1);
+            None
+        }
+    }
+}
+
+/// Prints the chunks that would be made, without looking at any collection.
+fn dry_run(args: &IngestArgs, models: &Models, found: Found) -> anyhow::Result<()> {
+    let embedder = match &args.model {
+        Some(id) => models.embedder(id)?,
+        None => models.default_embedder().context("no embedding model is loaded")?,
+    };
+    let tokens = chunk_tokens(embedder.as_ref(), args.chunk_tokens)?;
+    let splitter = Splitter::new(TokenSizer::new(Arc::clone(embedder), tokens), tokens);
+    let options = read_options();
+    let progress = Arc::new(Progress::default());
+    note_problems(&found, &progress);
+    let mut out = std::io::stdout().lock();
+    let stdin = args.paths.iter().any(|path| path == STDIN).then(|| -> anyhow::Result<Input> {
+        let mut bytes = Vec::new();
+        std::io::Read::read_to_end(&mut std::io::stdin().lock(), &mut bytes)?;
+        Ok(Input { source: args.source.clone(), kind: Kind::JsonLines, content: Content::Memory(bytes) })
+    });
+    let inputs = found.files.into_iter().filter_map(|file| to_input(file, &progress));
+    for input in inputs.chain(stdin.transpose()?) {
+        match chunks_of(&input, &splitter, &options) {
+            Ok(chunks) => {
+                for chunk in chunks {
+                    if args.json {
+                        let document = &chunk.document;
+                        let line = json!({"id": document.id.as_str(), "text": document.text, "metadata": document.metadata, "tokens": chunk.tokens});
+                        writeln!(out, "{line}")?;
+                    } else {
+                        show::chunk(&mut out, &chunk)?;
+                    }
+                }
+            }
+            Err(problem) => progress.update(|report| report.fail(&input.source, problem.to_string())),
+        }
+    }
+    show::failures(&progress)
+}

@@ -1,0 +1,161 @@
+//! What a person, or a program, sees of an ingestion.
+
+use std::io::{IsTerminal, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use ragstone_rag::ingest::{Chunk, Progress, Report};
+use serde_json::json;
+use tokio::task::JoinHandle;
+
+const REDRAW: Duration = Duration::from_millis(200);
+const PLAIN_LINE: Duration = Duration::from_secs(5);
+
+/// Progress on stderr until it is stopped: a bar in a terminal, a line now and then elsewhere.
+pub struct Shown {
+    task: JoinHandle<()>,
+    bar: Option<ProgressBar>,
+}
+
+impl Shown {
+    /// `total` is in bytes; 0 where it is not known.
+    pub fn start(progress: Arc<Progress>, total: u64, for_machines: bool) -> Self {
+        let bar = (std::io::stderr().is_terminal() && !for_machines).then(|| bar(total));
+        let shown = bar.clone();
+        let task = tokio::spawn(async move {
+            let mut tick = tokio::time::interval(if shown.is_some() { REDRAW } else { PLAIN_LINE });
+            tick.tick().await;
+            loop {
+                tick.tick().await;
+                let report = progress.snapshot();
+                match &shown {
+                    Some(bar) => {
+                        bar.set_position(report.bytes);
+                        bar.set_message(line(&report, &progress));
+                    }
+                    None => eprintln!(
+                        "{} of {}, {}",
+                        size(report.bytes),
+                        size(total),
+                        line(&report, &progress)
+                    ),
+                }
+            }
+        });
+        Self { task, bar }
+    }
+
+    pub async fn stop(self) {
+        self.task.abort();
+        let _ = self.task.await;
+        if let Some(bar) = self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+fn bar(total: u64) -> ProgressBar {
+    let template = if total > 0 {
+        "{wide_bar} {bytes}/{total_bytes} {msg} {eta} left"
+    } else {
+        "{spinner} {bytes} {msg}"
+    };
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(total).with_style(style)
+}
+
+fn line(report: &Report, progress: &Progress) -> String {
+    let seconds = progress.elapsed().as_secs_f64().max(0.001);
+    let chunks = report.chunks.embedded + report.chunks.reused;
+    format!(
+        "{} documents, {chunks} chunks, {:.0} chunks/s, {:.0} tokens/s",
+        report.documents_done(),
+        chunks as f64 / seconds,
+        report.tokens as f64 / seconds
+    )
+}
+
+/// The result, on stdout.
+pub fn report(progress: &Progress, collection: &str, as_json: bool) -> anyhow::Result<()> {
+    let report = progress.snapshot();
+    let (documents, chunks) = (&report.documents, &report.chunks);
+    let seconds = progress.elapsed().as_secs_f64();
+    let mut out = std::io::stdout().lock();
+    if as_json {
+        let json = json!({
+            "collection": collection,
+            "added": documents.added, "changed": documents.changed, "unchanged": documents.unchanged,
+            "removed": documents.removed, "failed": documents.failed, "skipped": documents.skipped,
+            "chunks": chunks, "tokens": report.tokens, "bytes": report.bytes, "seconds": seconds,
+            "errors": report.errors, "more_errors": report.more_errors,
+        });
+        writeln!(out, "{}", serde_json::to_string_pretty(&json)?)?;
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "{collection}: {} added, {} changed, {} unchanged, {} removed, {} failed",
+        documents.added, documents.changed, documents.unchanged, documents.removed, documents.failed
+    )?;
+    writeln!(
+        out,
+        "{} chunks embedded, {} reused, {} unchanged, {} removed in {seconds:.1} s ({:.0} tokens/s)",
+        chunks.embedded,
+        chunks.reused,
+        chunks.unchanged,
+        chunks.removed,
+        report.tokens as f64 / seconds.max(0.001)
+    )?;
+    Ok(())
+}
+
+/// Lists what failed, and makes the command fail with it.
+pub fn failures(progress: &Progress) -> anyhow::Result<()> {
+    let report = progress.snapshot();
+    for item in &report.errors {
+        eprintln!("{}: {}", printable(&item.source), printable(&item.error));
+    }
+    if report.more_errors > 0 {
+        eprintln!("and {} more", report.more_errors);
+    }
+    match report.documents.failed {
+        0 => Ok(()),
+        failed => Err(anyhow::anyhow!(
+            "{failed} documents could not be ingested; the others are"
+        )),
+    }
+}
+
+/// A chunk as `--dry-run` shows it.
+pub fn chunk(out: &mut impl Write, chunk: &Chunk) -> std::io::Result<()> {
+    let metadata = &chunk.document.metadata;
+    let text = |key: &str| {
+        metadata
+            .get(key)
+            .and_then(|value| value.as_str())
+            .unwrap_or_default()
+    };
+    writeln!(
+        out,
+        "── {} ({}, {} tokens)",
+        printable(chunk.document.id.as_str()),
+        text("doc_type"),
+        chunk.tokens
+    )?;
+    for line in chunk.document.text.lines() {
+        writeln!(out, "   {}", printable(line))?;
+    }
+    writeln!(out)
+}
+
+/// Text from files is shown, never obeyed by the terminal.
+fn printable(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect()
+}
+
+fn size(bytes: u64) -> String {
+    indicatif::HumanBytes(bytes).to_string()
+}

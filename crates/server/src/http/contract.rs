@@ -1,0 +1,136 @@
+//! The embedding service contract: chunks of knowledge bases, each content embedded once.
+
+use axum::Json;
+use axum::extract::State;
+use ragstone_core::document::Metadata;
+use ragstone_rag::ledger::{self, ChunkRequest, EmbeddingRequest};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::error::{ApiError, ErrorBody};
+use super::extract::LargeJsonBody;
+use super::state::AppState;
+
+#[derive(Deserialize, ToSchema)]
+#[schema(example = json!({"knowledgebase_id": "handbook", "chunks": [
+    {"chunk_id": "c1", "content": "Open the dome at dusk.", "content_hash": "9f86d081"}]}))]
+pub struct EmbeddingsBody {
+    #[schema(required = true)]
+    knowledgebase_id: Option<String>,
+    #[schema(required = true, nullable = false)]
+    chunks: Option<Vec<ChunkBody>>,
+    /// The id of a loaded model; the first one when absent.
+    model_id: Option<String>,
+}
+
+#[derive(Deserialize, ToSchema)]
+pub struct ChunkBody {
+    #[schema(required = true)]
+    chunk_id: Option<String>,
+    #[schema(required = true)]
+    content: Option<String>,
+    /// What content is recognised by; the client's own, of any kind.
+    #[schema(required = true)]
+    content_hash: Option<String>,
+    /// Accepted and not kept.
+    #[schema(value_type = Option<Object>)]
+    #[allow(dead_code, reason = "part of the contract; a wrong type is refused")]
+    metadata: Option<Metadata>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct EmbeddingsAnswer {
+    /// One for each chunk that was not skipped.
+    embeddings: Vec<ChunkEmbeddingBody>,
+    /// Content that has an embedding already, with that embedding's id.
+    skipped: Vec<SkippedBody>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct ChunkEmbeddingBody {
+    embedding_id: String,
+    chunk_id: String,
+    knowledgebase_id: String,
+    content_hash: String,
+    model_id: String,
+    model_version: String,
+    vector_dimension: usize,
+    vector: Vec<f32>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct SkippedBody {
+    chunk_id: String,
+    embedding_id: String,
+}
+
+/// Embed the chunks of a knowledge base. Content that was embedded before by the same version of the
+/// same model is skipped.
+#[utoipa::path(
+    post, path = "/embeddings", tag = "models", request_body = EmbeddingsBody,
+    responses(
+        (status = 200, body = EmbeddingsAnswer),
+        (status = 400, body = ErrorBody, description = "A field is missing; the message has the chunk's index"),
+        (status = 413, body = ErrorBody, description = "The body is too large"),
+        (status = 429, body = ErrorBody, description = "The model's queue is full; see Retry-After"),
+        (status = 503, body = ErrorBody, description = "The model is not loaded"),
+    ),
+)]
+pub async fn embeddings(
+    State(state): State<AppState>,
+    LargeJsonBody(body): LargeJsonBody<EmbeddingsBody>,
+) -> Result<Json<EmbeddingsAnswer>, ApiError> {
+    if body
+        .knowledgebase_id
+        .as_ref()
+        .is_some_and(|id| !id.trim().is_empty())
+        && body.chunks.is_none()
+    {
+        return Err(ApiError::bad_request("chunks is required"));
+    }
+    let chunks = body.chunks.unwrap_or_default();
+    if chunks.len() > state.limits.add_documents {
+        return Err(ApiError::bad_request(format!(
+            "{} chunks in one request; at most {} are allowed: send them in several",
+            chunks.len(),
+            state.limits.add_documents
+        )));
+    }
+    let request = EmbeddingRequest {
+        knowledgebase_id: body.knowledgebase_id,
+        model_id: body.model_id,
+        chunks: chunks
+            .into_iter()
+            .map(|chunk| ChunkRequest {
+                chunk_id: chunk.chunk_id,
+                content: chunk.content,
+                content_hash: chunk.content_hash,
+            })
+            .collect(),
+    };
+    let embedded = ledger::embed_chunks(&state.service.models, &state.ledger, request).await?;
+    Ok(Json(EmbeddingsAnswer {
+        embeddings: embedded
+            .embeddings
+            .into_iter()
+            .map(|chunk| ChunkEmbeddingBody {
+                embedding_id: chunk.embedding_id,
+                chunk_id: chunk.chunk_id,
+                knowledgebase_id: chunk.knowledgebase_id,
+                content_hash: chunk.content_hash,
+                model_id: chunk.model_id,
+                model_version: chunk.model_version,
+                vector_dimension: chunk.vector.len(),
+                vector: chunk.vector,
+            })
+            .collect(),
+        skipped: embedded
+            .skipped
+            .into_iter()
+            .map(|skipped| SkippedBody {
+                chunk_id: skipped.chunk_id,
+                embedding_id: skipped.embedding_id,
+            })
+            .collect(),
+    }))
+}

@@ -1,0 +1,187 @@
+use std::io::Write;
+use std::process::Stdio;
+
+use serde_json::{Value, json};
+
+use super::{Desk, counts, report};
+
+fn handbook(desk: &Desk) {
+    desk.write(
+        "docs/a.md",
+        "# Dome\n\nOpens at dusk.\n\n## Rain\n\nClose it at once.\n",
+    );
+    desk.write("docs/sub/b.txt", "Plain text about mirrors.");
+    desk.write(
+        "docs/rows.jsonl",
+        "{\"id\":\"r1\",\"text\":\"a row\"}\n{\"id\":\"r2\",\"text\":\"another\"}\n",
+    );
+    desk.write("docs/picture.png", [0u8; 16]);
+    desk.write("docs/.hidden.md", "not this");
+}
+
+#[tokio::test]
+async fn a_folder_is_ingested_and_only_changes_the_second_time() {
+    let desk = Desk::new();
+    handbook(&desk);
+    let first = desk.here(&["docs"]);
+    assert_eq!(first.code, Some(0), "{first:?}");
+    assert_eq!(counts(&report(&first)), [4, 0, 0, 0, 0]);
+    assert_eq!(report(&first)["skipped"], 1);
+    let again = report(&desk.here(&["docs"]));
+    assert_eq!(
+        (counts(&again), &again["chunks"]["embedded"]),
+        ([0, 0, 4, 0, 0], &json!(0))
+    );
+
+    desk.write(
+        "docs/a.md",
+        "# Dome\n\nOpens at dusk.\n\n## Rain\n\nClose it within a minute.\n",
+    );
+    desk.remove("docs/sub/b.txt");
+    let changed = report(&desk.here(&["docs"]));
+    assert_eq!(
+        (counts(&changed), &changed["chunks"]["embedded"]),
+        ([0, 1, 2, 0, 0], &json!(1))
+    );
+    assert_eq!(counts(&report(&desk.here(&["docs", "--prune"]))), [0, 0, 3, 1, 0]);
+
+    let server = desk.server().start().await;
+    let documents = server.get("/collections/c/documents").await.ok();
+    let mut ids: Vec<&str> = crate::support::ids(&documents["documents"]);
+    ids.sort_unstable();
+    assert_eq!(ids, ["docs/a.md#dome:0", "docs/a.md#rain:0", "r1", "r2"]);
+    let rain = server
+        .find("c", json!({"section_id": "docs/a.md#rain"}))
+        .await
+        .ok();
+    let metadata = &rain["documents"][0]["metadata"];
+    assert_eq!(metadata["section_path"], json!(["Dome", "Rain"]));
+    assert_eq!(
+        (&metadata["title"], &metadata["doc_type"]),
+        (&json!("Dome"), &json!("paragraph"))
+    );
+    // The collection was made with the model, so it can be searched at once.
+    let found = server
+        .post(
+            "/collections/c/query",
+            json!({"query": "rain", "expand": "chapter_id"}),
+        )
+        .await
+        .ok();
+    assert!(!found["results"].as_array().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_server_that_has_the_store_open_is_named_as_the_way() {
+    let desk = Desk::new();
+    handbook(&desk);
+    let server = desk.server().start().await;
+    let refused = desk.here(&["docs"]);
+    assert!(refused.failed_with(1).contains("give --url"), "{refused:?}");
+
+    let url = server.url("");
+    let sent = desk.command(&["docs", "--url", &url]).run();
+    assert_eq!(sent.code, Some(0), "{sent:?}");
+    assert_eq!(counts(&report(&sent)), [4, 0, 0, 0, 0]);
+    desk.remove("docs/sub/b.txt");
+    let again = desk.command(&["docs", "--prune"]).env("RAGSTONE_URL", &url).run();
+    assert_eq!(counts(&report(&again)), [0, 0, 3, 1, 0]);
+    let documents = server.get("/collections/c/documents").await.ok();
+    assert_eq!(documents["total"], 4);
+}
+
+#[tokio::test]
+async fn rows_come_from_standard_input() {
+    let desk = Desk::new();
+    let rows = "{\"id\":\"a\",\"text\":\"one\"}\nbroken\n{\"id\":\"b\",\"text\":\"two\"}\n";
+    let run = |setup: crate::support::Setup| {
+        let mut command = setup.build();
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(rows.as_bytes()).unwrap();
+        child.wait_with_output().unwrap()
+    };
+    let local = desk
+        .command(&["-", "--source", "feed"])
+        .arg("--data-dir")
+        .arg(desk.setup.data_dir());
+    let output = run(local.arg("--embeddings-config").arg(&desk.embeddings));
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        (counts(&answer), output.status.code()),
+        ([2, 0, 0, 0, 1], Some(1))
+    );
+    assert!(
+        answer["errors"][0]["error"]
+            .as_str()
+            .unwrap()
+            .starts_with("line 2:"),
+        "{answer}"
+    );
+    assert_eq!(answer["errors"][0]["source"], "feed");
+    let server = desk.server().start().await;
+    let output = run(desk.command(&["-", "--source", "feed", "--url", &server.url("")]));
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(counts(&answer), [0, 0, 2, 0, 1]);
+}
+
+#[test]
+fn a_dry_run_shows_the_chunks_and_stores_nothing() {
+    let desk = Desk::new();
+    handbook(&desk);
+    let shown = desk.here(&["docs/**/*.md", "docs/rows.jsonl", "--dry-run"]);
+    let ids: Vec<Value> = shown
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap()["id"].clone())
+        .collect();
+    assert_eq!(ids, ["docs/a.md#dome:0", "docs/a.md#rain:0", "r1", "r2"]);
+    assert!(!desk.setup.data_dir().exists());
+}
+
+#[test]
+fn files_that_cannot_be_read_are_listed_and_the_others_ingested() {
+    let desk = Desk::new();
+    desk.write("docs/good.md", "fine");
+    desk.write("docs/bad.pdf", "no pdf");
+    desk.write("docs/binary.txt", [0u8; 64]);
+    let finished = desk.here(&["docs"]);
+    assert_eq!(counts(&report(&finished)), [1, 0, 0, 0, 2]);
+    assert!(
+        finished
+            .failed_with(1)
+            .contains("docs/binary.txt: it is a binary file"),
+        "{finished:?}"
+    );
+}
+
+#[test]
+fn wrong_arguments_are_refused_in_a_sentence() {
+    let desk = Desk::new();
+    desk.write("a.md", "text");
+    assert!(
+        desk.here(&["none.md"])
+            .failed_with(1)
+            .contains("none.md cannot be read")
+    );
+    assert!(
+        desk.here(&["a.md", "--chunk-tokens", "100000"])
+            .failed_with(1)
+            .contains("chunk_tokens must be from 16")
+    );
+    assert!(
+        desk.here(&["a.md", "--model", "none"])
+            .failed_with(1)
+            .contains("'none' not loaded")
+    );
+    assert!(
+        desk.here(&["a.md", "--include", "["])
+            .failed_with(1)
+            .contains("is not a file pattern")
+    );
+    assert_eq!(desk.here(&[]).code, Some(2));
+}
