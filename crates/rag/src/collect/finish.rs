@@ -105,9 +105,12 @@ pub(super) async fn expand(request: &Request, expand: &Expand, collected: &mut C
             wanted.insert(key, target);
         }
     }
-    let fetches = wanted
-        .into_iter()
-        .map(|(key, target)| section(key, target, expand));
+    // A loop, not a closure: borrowed arguments of a closure that makes futures would keep the whole
+    // request from crossing threads.
+    let mut fetches = Vec::with_capacity(wanted.len());
+    for (key, target) in wanted {
+        fetches.push(section(key, target, expand));
+    }
     let fetched: Vec<_> = futures::stream::iter(fetches)
         .buffer_unordered(SECTIONS_AT_ONCE)
         .collect()

@@ -101,10 +101,10 @@ pub async fn collect(models: &Models, request: &Request) -> Collected {
         .iter()
         .map(|query| QueryVectors::new(models, &query.text))
         .collect();
-    let searches = request
-        .targets
-        .iter()
-        .map(|target| search(target, request, &vectors));
+    let mut searches = Vec::with_capacity(request.targets.len());
+    for target in &request.targets {
+        searches.push(search(target, request, &vectors));
+    }
     let found = join_all(searches).await;
     let mut collected = merge::merge(request, found);
     collected.embedding_cache_hits = vectors.iter().map(QueryVectors::report_hits).sum();
@@ -124,8 +124,11 @@ async fn search(
     request: &Request,
     vectors: &[QueryVectors<'_>],
 ) -> Vec<Result<ProviderAnswer, ProviderError>> {
-    let queries = request.plan.queries.iter().zip(vectors);
-    join_all(queries.map(|(query, vectors)| search_for(query, target, request, vectors))).await
+    let mut searches = Vec::with_capacity(vectors.len());
+    for (query, vectors) in request.plan.queries.iter().zip(vectors) {
+        searches.push(search_for(query, target, request, vectors));
+    }
+    join_all(searches).await
 }
 
 async fn search_for(
