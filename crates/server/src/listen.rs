@@ -4,14 +4,13 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
 use axum::Router;
 use hyper::body::Incoming;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
-use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
 use tower::ServiceExt;
 
 use crate::http::state::{Limits, Stopping};
@@ -22,7 +21,8 @@ const MAX_CONNECTIONS: usize = 4096;
 /// Serves until `stop` resolves, then finishes the requests that were accepted.
 ///
 /// `axum::serve` sets no timeout on reading headers, so a client that sends nothing would hold its
-/// connection for ever; hyper's own builder has one.
+/// connection for ever; hyper's own builder has one. HTTP/1.1 only: telling versions apart by the
+/// first bytes would have to wait for them without a timeout, and HTTP/2 without TLS is rare.
 pub async fn serve(
     listener: TcpListener,
     router: Router,
@@ -30,20 +30,18 @@ pub async fn serve(
     stopping: Stopping,
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(limits.header_timeout);
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .keep_alive_interval(Duration::from_secs(30))
-        .keep_alive_timeout(Duration::from_secs(20))
-        .max_concurrent_streams(256);
-    let builder = Arc::new(builder);
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(limits.header_timeout);
     let open = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let graceful = GracefulShutdown::new();
+    let (accepting, ended) = watch::channel(());
+    let header_timeout = limits.header_timeout;
     tokio::pin!(stop);
     loop {
-        let permit = Arc::clone(&open).acquire_owned().await.context("the connection limit is gone")?;
+        let permit = tokio::select! {
+            permit = Arc::clone(&open).acquire_owned() => permit.context("the connection limit is gone")?,
+            () = &mut stop => break,
+        };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = &mut stop => break,
@@ -63,15 +61,18 @@ pub async fn serve(
             let router = router.clone();
             async move { Ok::<_, Infallible>(router.oneshot(request).await.unwrap_or_else(|never| match never {})) }
         });
-        let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
-        let watched = graceful.watch(connection);
+        let (builder, watcher, ended) = (Arc::clone(&builder), graceful.watcher(), ended.clone());
         tokio::spawn(async move {
-            if let Err(error) = watched.await {
-                tracing::debug!(error, "a connection ended early");
+            if speaks(&stream, header_timeout, ended).await {
+                let connection = builder.serve_connection(TokioIo::new(stream), service);
+                if let Err(error) = watcher.watch(connection).await {
+                    tracing::debug!(error, "a connection ended early");
+                }
             }
             drop(permit);
         });
     }
+    drop(accepting);
     stopping.set();
     drop(listener);
     tracing::info!("stopping: finishing accepted requests");
@@ -79,6 +80,18 @@ pub async fn serve(
         tracing::warn!("some requests did not finish in time and were given up");
     }
     Ok(())
+}
+
+/// Waits for the first byte of a connection. By the first bytes hyper tells HTTP/1 from HTTP/2, and
+/// it waits for them without limit, before its own timeouts begin.
+async fn speaks(stream: &TcpStream, limit: Duration, mut ended: watch::Receiver<()>) -> bool {
+    let mut first = [0];
+    tokio::select! {
+        biased;
+        peeked = tokio::time::timeout(limit, stream.peek(&mut first)) => matches!(peeked, Ok(Ok(1))),
+        // Only its end is ever seen: nothing is sent.
+        _ = ended.changed() => false,
+    }
 }
 
 /// Resolves on Ctrl-C or on the signal that service managers send.
