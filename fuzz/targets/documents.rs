@@ -8,14 +8,22 @@ use libfuzzer_sys::fuzz_target;
 use ragstone_core::document::{MAX_DIMENSIONS, RawDocument, check_documents};
 
 fuzz_target!(|body: &[u8]| {
-    let Ok(raw) = serde_json::from_slice::<Vec<RawDocument>>(body) else { return };
+    let Ok(raw) = serde_json::from_slice::<Vec<RawDocument>>(body) else {
+        return;
+    };
     let sent = raw.len();
     let documents = match check_documents(raw) {
         Ok(documents) => documents,
         Err(refusal) => {
             let message = refusal.message();
-            assert!(message.starts_with("Document at index ") || message == "Documents array is required", "{message}");
-            assert!(message.len() < 2000, "a refusal must not echo everything it was sent");
+            assert!(
+                message.starts_with("Document at index ") || message == "Documents array is required",
+                "{message}"
+            );
+            assert!(
+                message.len() < 2000,
+                "a refusal must not echo everything it was sent"
+            );
             return;
         }
     };

@@ -14,14 +14,26 @@ fuzz_target!(|input: &str| -> Corpus {
     let filter = match Filter::parse_text(text) {
         Ok(filter) => filter,
         Err(refusal) => {
-            assert!(refusal.message().starts_with("Invalid 'where' filter: "), "{refusal}");
-            assert!(refusal.message().len() < 2000, "a refusal must not echo everything it was sent");
+            assert!(
+                refusal.message().starts_with("Invalid 'where' filter: "),
+                "{refusal}"
+            );
+            assert!(
+                refusal.message().len() < 2000,
+                "a refusal must not echo everything it was sent"
+            );
             return Corpus::Keep;
         }
     };
     let value: Value = serde_json::from_str(text).expect("what was parsed as a filter is JSON");
-    assert_eq!(Filter::parse(&value).as_ref(), Ok(&filter), "text and value mean the same");
-    let Ok(metadata) = serde_json::from_str::<Metadata>(metadata) else { return Corpus::Reject };
+    assert_eq!(
+        Filter::parse(&value).as_ref(),
+        Ok(&filter),
+        "text and value mean the same"
+    );
+    let Ok(metadata) = serde_json::from_str::<Metadata>(metadata) else {
+        return Corpus::Reject;
+    };
     check_laws(&filter, &value, &metadata);
     check_laws(&filter, &value, &Metadata::new());
     Corpus::Keep
@@ -47,7 +59,8 @@ fn check_laws(filter: &Filter, value: &Value, metadata: &Metadata) {
             // Wrapping adds nodes and depth, and may pass a limit that the filter alone kept.
             Err(refusal) => {
                 let message = refusal.message();
-                let limit = message.contains("conditions") || message.contains(&format!("{MAX_DEPTH} levels"));
+                let limit =
+                    message.contains("conditions") || message.contains(&format!("{MAX_DEPTH} levels"));
                 assert!(limit, "{message}");
             }
         }

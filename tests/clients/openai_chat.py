@@ -23,7 +23,7 @@ assert raw.parse().choices[0].message.role == "assistant"
 try:
     client.chat.completions.create(model="stub-chat", messages=[])
 except openai.BadRequestError as error:
-    assert "messages" in str(error), error
+    assert "messages" in error.response.text, error.response.text
 else:
     raise AssertionError("a chat without messages was accepted")
 

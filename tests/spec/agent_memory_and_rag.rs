@@ -17,7 +17,11 @@ async fn filled_with(setup: Setup) -> Server {
     let server = setup.start().await;
     save_knowledge(&server, "tea", "tea is at four").await;
     save_knowledge(&server, "fuel", "diesel engines need glow plugs").await;
-    for (kind, session) in [("observations", "s1"), ("observations", "s2"), ("reflections", "s2")] {
+    for (kind, session) in [
+        ("observations", "s1"),
+        ("observations", "s2"),
+        ("reflections", "s2"),
+    ] {
         let id = format!("{}-{session}", &kind[..1]);
         let body = json!({"session_key": session, "content": format!("tea in session {session}"), "id": id});
         server.post(&format!("/memory/{kind}"), body).await.ok();
@@ -40,20 +44,35 @@ fn sorted_ids(answer: &Value) -> Vec<&str> {
 
 fn distances(answer: &Value) -> Vec<f64> {
     let results = answer["results"].as_array().expect("results");
-    results.iter().map(|result| result["distance"].as_f64().expect("a distance")).collect()
+    results
+        .iter()
+        .map(|result| result["distance"].as_f64().expect("a distance"))
+        .collect()
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn req_emb_001_the_vector_dimension_matches_the_sqlite_vec_table_schema() {
     let stub = Stub::start().await;
     let server = filled(&stub).await;
-    let database = server.setup().data_dir().join("ragstone.db");
+    let setup = server.setup().clone();
     server.stop();
+    let database = setup.data_dir().join("ragstone.db");
     let connection = rusqlite::Connection::open(database).unwrap();
-    let mut tables = connection.prepare("SELECT sql FROM sqlite_master WHERE sql LIKE '%USING vec0%'").unwrap();
-    let tables: Vec<String> = tables.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect();
+    let mut tables = connection
+        .prepare("SELECT sql FROM sqlite_master WHERE sql LIKE '%USING vec0%'")
+        .unwrap();
+    let tables: Vec<String> = tables
+        .query_map([], |row| row.get(0))
+        .unwrap()
+        .map(Result::unwrap)
+        .collect();
     assert_eq!(tables.len(), 4, "one table for each kind of memory: {tables:?}");
-    assert!(tables.iter().all(|sql| sql.contains(&format!("float[{}]", stub::WIDTH))), "{tables:?}");
+    assert!(
+        tables
+            .iter()
+            .all(|sql| sql.contains(&format!("float[{}]", stub::WIDTH))),
+        "{tables:?}"
+    );
 }
 
 #[tokio::test]
@@ -111,19 +130,28 @@ async fn req_emb_004_given_multiple_enqueued_requests_they_are_sent_to_the_provi
     futures::future::join_all(saves).await;
     until_embedded(&server, 20).await;
     let calls = stub.embed_calls();
-    assert!(calls.len() <= 3, "20 texts that come at once share calls: {calls:?}");
+    assert!(
+        calls.len() <= 3,
+        "20 texts that come at once share calls: {calls:?}"
+    );
 }
 
 #[tokio::test]
 async fn req_emb_005_without_embedding_saving_and_reading_work_as_before() {
     let server = plain().await;
     save_knowledge(&server, "tea", "tea is at four").await;
-    assert_eq!(server.get("/memory/knowledge/tea").await.ok()["content"], "tea is at four");
+    assert_eq!(
+        server.get("/memory/knowledge/tea").await.ok()["content"],
+        "tea is at four"
+    );
     assert_eq!(
         server.get("/memory/status").await.ok(),
         json!({"enabled": false, "queued": 0, "embedded": 0, "failed": 0, "dropped": 0})
     );
-    let detail = server.post("/rag/retrieve", json!({"query": "tea"})).await.refused(503);
+    let detail = server
+        .post("/rag/retrieve", json!({"query": "tea"}))
+        .await
+        .refused(503);
     assert!(detail.contains("embedding.providerID"), "{detail}");
 }
 
@@ -134,14 +162,22 @@ async fn req_emb_006_parallel_collection_search() {
     let before = stub.embed_calls().len();
     let answer = retrieve(&server, json!({"query": "tea time", "limit": 10})).await;
     assert_eq!(sorted_ids(&answer), ["fuel", "l", "o-s1", "o-s2", "r-s2", "tea"]);
-    assert_eq!(stub.embed_calls()[before..], [["tea time".to_owned()]], "the query is embedded once");
+    assert_eq!(
+        stub.embed_calls()[before..],
+        [["tea time".to_owned()]],
+        "the query is embedded once"
+    );
 }
 
 #[tokio::test]
 async fn req_emb_006_single_collection_failure() {
     let stub = Stub::start().await;
     let server = filled(&stub).await;
-    let answer = retrieve(&server, json!({"query": "tea", "collections": ["knowledge", "missing"]})).await;
+    let answer = retrieve(
+        &server,
+        json!({"query": "tea", "collections": ["knowledge", "missing"]}),
+    )
+    .await;
     assert_eq!(sorted_ids(&answer), ["fuel", "tea"]);
     assert_eq!(answer["warnings"].as_array().unwrap().len(), 1);
     server.wait_for_log("a collection could not be searched");
@@ -154,7 +190,10 @@ async fn req_emb_006_results_sorted_and_limited() {
     let all = retrieve(&server, json!({"query": "tea", "limit": 10})).await;
     assert!(distances(&all).is_sorted() && distances(&all).len() == 6);
     let configured = retrieve(&server, json!({"query": "tea"})).await;
-    assert_eq!(configured["results"].as_array(), all["results"].as_array().map(|all| all[..2].to_vec()).as_ref());
+    assert_eq!(
+        configured["results"].as_array(),
+        all["results"].as_array().map(|all| all[..2].to_vec()).as_ref()
+    );
 }
 
 #[tokio::test]
@@ -165,9 +204,15 @@ async fn req_emb_007_the_section_is_injected_into_the_system_prompt_before_each_
         json!([{"role": "user", "content": "when is tea?"}]),
         json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "when is tea?"}]),
     ] {
-        server.post("/v1/chat/completions", json!({"messages": messages})).await.ok();
+        server
+            .post("/v1/chat/completions", json!({"messages": messages}))
+            .await
+            .ok();
         let system = stub.last_system_prompt();
-        assert!(system.contains("## Semantic Context (RAG)\n") && system.contains("### [knowledge] tea\n"), "{system}");
+        assert!(
+            system.contains("## Semantic Context (RAG)\n") && system.contains("### [knowledge] tea\n"),
+            "{system}"
+        );
         assert!(system.contains("tea is at four"), "{system}");
     }
     assert!(stub.last_system_prompt().starts_with("Be brief."));
@@ -180,18 +225,29 @@ async fn req_emb_008_all_embedding_settings_are_read_from_the_configuration() {
         .replace("providerID", "provider_id")
         .replace("baseUrl", "base_url")
         .replace("apiKey", "api_key")
-        .replace("{enabled: true}", "{enabled: true, max_results: 1, max_distance: 1.9, collections: [knowledge]}");
+        .replace(
+            "{enabled: true}",
+            "{enabled: true, max_results: 1, max_distance: 1.9, collections: [knowledge]}",
+        );
     let server = filled_with(Setup::without_models().config(&snake)).await;
-    assert_eq!(ids(&retrieve(&server, json!({"query": "tea at four"})).await["results"]), ["tea"]);
+    assert_eq!(
+        ids(&retrieve(&server, json!({"query": "tea at four"})).await["results"]),
+        ["tea"]
+    );
 }
 
 #[tokio::test]
 async fn req_emb_009_the_doctor_includes_an_embedding_rag_check() {
-    let finished = Setup::command(&["doctor", "--json"]).config("embedding: {providerID: nobody}").run();
+    let finished = Setup::command(&["doctor", "--json"])
+        .config("embedding: {providerID: nobody}")
+        .run();
     assert_eq!(finished.code, Some(1));
     let report: Value = serde_json::from_str(&finished.stdout).unwrap();
     let results = report["results"].as_array().unwrap();
-    let check = results.iter().find(|result| result["name"] == "Embedding / RAG").unwrap();
+    let check = results
+        .iter()
+        .find(|result| result["name"] == "Embedding / RAG")
+        .unwrap();
     assert_eq!(check["status"], "fail");
 }
 
@@ -207,7 +263,10 @@ async fn req_emb_011_given_provider_local_then_the_backend_is_local_with_no_api_
 
 #[tokio::test]
 async fn req_emb_011_given_both_are_empty_then_the_embedding_system_is_disabled() {
-    let server = Setup::without_models().config("embedding: {providerID: \"\", provider: \"\"}").start().await;
+    let server = Setup::without_models()
+        .config("embedding: {providerID: \"\", provider: \"\"}")
+        .start()
+        .await;
     assert_eq!(server.get("/memory/status").await.ok()["enabled"], false);
 }
 
@@ -217,8 +276,15 @@ async fn req_emb_012_given_max_distance_a_result_beyond_it_is_excluded() {
     let server = filled(&stub).await;
     let all = retrieve(&server, json!({"query": "tea is at four", "limit": 10})).await;
     assert!(distances(&all).iter().any(|distance| *distance > 0.5), "{all}");
-    let near = retrieve(&server, json!({"query": "tea is at four", "limit": 10, "max_distance": 0.5})).await;
-    assert!(!distances(&near).is_empty() && distances(&near).iter().all(|distance| *distance <= 0.5), "{near}");
+    let near = retrieve(
+        &server,
+        json!({"query": "tea is at four", "limit": 10, "max_distance": 0.5}),
+    )
+    .await;
+    assert!(
+        !distances(&near).is_empty() && distances(&near).iter().all(|distance| *distance <= 0.5),
+        "{near}"
+    );
 }
 
 #[tokio::test]
@@ -235,7 +301,11 @@ async fn req_emb_013_given_a_session_key_only_that_sessions_entries_are_included
     let server = filled(&stub).await;
     let answer = retrieve(&server, json!({"query": "tea", "limit": 10, "session_key": "s2"})).await;
     assert_eq!(sorted_ids(&answer), ["fuel", "l", "o-s2", "r-s2", "tea"]);
-    let nobody = retrieve(&server, json!({"query": "tea", "collections": ["observation"], "session_key": "s9"})).await;
+    let nobody = retrieve(
+        &server,
+        json!({"query": "tea", "collections": ["observation"], "session_key": "s9"}),
+    )
+    .await;
     assert_eq!(nobody["results"], json!([]));
 }
 
@@ -262,9 +332,14 @@ async fn req_emb_014_given_a_metadata_filter_results_match_all_pairs() {
     assert_eq!(ids(&retrieve(&server, body).await["results"]), ["o59"]);
 }
 
-#[tokio::test]
+/// The stub answers on another thread while this one waits for a process to end.
+#[tokio::test(flavor = "multi_thread")]
 async fn req_emb_004_given_the_buffer_is_stopped_remaining_items_are_drained_before_exit() {
-    let stub = Stub::behaving(stub::Behaviour { delay: Duration::from_millis(200), ..stub::Behaviour::default() }).await;
+    let stub = Stub::behaving(stub::Behaviour {
+        delay: Duration::from_millis(200),
+        ..stub::Behaviour::default()
+    })
+    .await;
     let server = setup(&stub).start().await;
     save_knowledge(&server, "tea", "tea is at four").await;
     let (status, _) = server.stop();

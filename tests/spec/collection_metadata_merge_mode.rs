@@ -34,7 +34,7 @@ async fn merge_mode_preserves_existing_metadata() {
 }
 
 #[tokio::test]
-async fn replace_mode_overwrites_metadata() {
+async fn replace_mode_overwrites_metadata_default() {
     let (server, _) = with_metadata().await;
     let updated = server
         .put(

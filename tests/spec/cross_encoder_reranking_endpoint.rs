@@ -171,7 +171,11 @@ async fn rerank_response_format() {
 #[tokio::test]
 async fn cross_encoder_scoring_error() {
     let setup = Setup::without_models();
-    let broken = fixtures::with_weights_that_are_not_numbers("cross-bert", "classifier.bias", setup.folder());
+    let broken = fixtures::with_weights_that_overflow(
+        "cross-bert",
+        "bert.encoder.layer.1.output.LayerNorm.weight",
+        setup.folder(),
+    );
     let server = setup.arg("--cross-encoder-path").arg(broken).start().await;
     let detail = server
         .post("/rerank", json!({"query": "q", "documents": documents(1)}))

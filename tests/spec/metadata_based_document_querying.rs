@@ -32,7 +32,7 @@ async fn simple_equality_filter() {
 }
 
 #[tokio::test]
-async fn multiple_field_filter() {
+async fn multiple_field_filter_implicit_and() {
     let kinds = ["paragraph", "heading"];
     let server = with_documents(
         12,

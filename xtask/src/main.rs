@@ -1,1 +1,133 @@
-fn main() {}
+//! `cargo xtask test`: everything that has to pass, on a machine that has Rust, a C++ compiler and
+//! Python 3 with pip.
+
+mod fuzz;
+mod python;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+
+const USAGE: &str = "\
+cargo xtask test [--quick]   build, fetch what tests need, run all tests and the bounded fuzz run;
+                             --quick does fewer rounds of the long tests and does not fuzz
+cargo xtask fuzz [SECONDS]   fuzz each target for this long (20 unless given)
+cargo xtask python           make the Python environment of the tests and print its interpreter
+";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let done = match args.as_slice() {
+        ["test"] => test(Extent::Full),
+        ["test", "--quick"] => test(Extent::Quick),
+        ["fuzz"] => fuzz::run_all(fuzz::DEFAULT_SECONDS),
+        ["fuzz", seconds] => match seconds.parse() {
+            Ok(seconds) => fuzz::run_all(seconds),
+            Err(_) => return usage(),
+        },
+        ["python"] => print_python(),
+        _ => return usage(),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn usage() -> ExitCode {
+    eprint!("{USAGE}");
+    ExitCode::from(2)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Extent {
+    Full,
+    Quick,
+}
+
+fn test(extent: Extent) -> anyhow::Result<()> {
+    let start = Instant::now();
+    step("Python environment for the tests of client libraries");
+    let python = python::environment()?;
+
+    step("build");
+    run(cargo().args(["build", "--workspace", "--all-targets"]))?;
+
+    step("default model, fetched once");
+    run(cargo().args([
+        "run",
+        "--quiet",
+        "--package",
+        "ragstone",
+        "--",
+        "models",
+        "pull",
+        "default",
+    ]))?;
+
+    step("tests");
+    let mut tests = cargo();
+    tests
+        .args(["test", "--workspace"])
+        .env("RAGSTONE_TEST_PYTHON", python);
+    if extent == Extent::Quick {
+        tests.env("RAGSTONE_TEST_QUICK", "1");
+    }
+    run(&mut tests)?;
+
+    if extent == Extent::Full {
+        fuzz::run_all(fuzz::DEFAULT_SECONDS)?;
+    }
+    step(&format!("all passed in {} s", start.elapsed().as_secs()));
+    Ok(())
+}
+
+#[allow(clippy::print_stdout, reason = "the path is the result of the command")]
+fn print_python() -> anyhow::Result<()> {
+    println!("{}", python::environment()?.display());
+    Ok(())
+}
+
+/// A line that stands out between the output of other programs.
+fn step(what: &str) {
+    eprintln!("==> {what}");
+}
+
+/// The cargo that runs this program, so that a chosen toolchain stays chosen.
+fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root());
+    command
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .map_or_else(PathBuf::new, Path::to_owned)
+}
+
+/// The program as the tests' build made it. `cargo run` would build it again, with the features that
+/// dependencies have without the tests.
+fn program() -> PathBuf {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
+    root()
+        .join(target)
+        .join("debug")
+        .join(format!("ragstone{}", std::env::consts::EXE_SUFFIX))
+}
+
+fn run(command: &mut Command) -> anyhow::Result<()> {
+    let status = command
+        .status()
+        .with_context(|| format!("{command:?} cannot be started"))?;
+    if !status.success() {
+        bail!("{command:?} ended with {status}");
+    }
+    Ok(())
+}

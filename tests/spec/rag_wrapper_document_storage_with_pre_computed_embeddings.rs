@@ -22,7 +22,7 @@ async fn refused(server: &Server, documents: Value) -> String {
 }
 
 #[tokio::test]
-async fn add_documents_with_precomputed_embeddings() {
+async fn add_documents_with_pre_computed_embeddings() {
     let server = server().await;
     let documents = json!([
         {"id": "a", "text": "first", "metadata": {"n": 1}, "embedding": vector(1)},

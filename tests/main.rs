@@ -1,0 +1,16 @@
+//! Black-box tests against the built program: what a client, a user at a terminal and an operator
+//! can rely on.
+//!
+//! `spec` has one test per scenario of the specification, by its name; `routes` follows the URLs;
+//! `process` is about starting and stopping; `durability` about what survives; `clients` about
+//! other people's client libraries.
+
+mod clients;
+mod durability;
+mod gateway;
+mod ingest;
+mod memory;
+mod process;
+mod routes;
+mod spec;
+mod support;

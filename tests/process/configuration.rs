@@ -1,0 +1,217 @@
+//! Flags, environment and file; what is refused, and with which exit code.
+
+use std::net::TcpListener;
+
+use crate::support::{Setup, plain};
+
+/// The address the log names, whatever started it.
+async fn listens_on(setup: Setup) -> (String, u16) {
+    let address = setup.start().await.address;
+    (address.ip().to_string(), address.port())
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
+}
+
+#[tokio::test]
+async fn flags_win_over_environment_which_wins_over_the_file() {
+    let [flag, env, file] = [free_port(), free_port(), free_port()];
+    let start = |args: &[&str]| {
+        let setup = Setup::command(&["serve", "--no-embeddings"]);
+        args.iter()
+            .fold(setup, |setup, arg| setup.arg(arg))
+            .config(&format!("server: {{port: {file}, dataDir: by-file}}"))
+    };
+    let setup = start(&[]);
+    assert_eq!(listens_on(setup.clone()).await.1, file);
+    assert!(setup.folder().join("by-file").is_dir());
+    let setup = start(&[])
+        .env("RAGSTONE_PORT", env.to_string())
+        .env("RAGSTONE_DATA_DIR", "by-env");
+    assert_eq!(listens_on(setup.clone()).await.1, env);
+    assert!(setup.folder().join("by-env").is_dir() && !setup.folder().join("by-file").exists());
+    let setup = start(&["--port", &flag.to_string(), "--data-dir", "by-flag"])
+        .env("RAGSTONE_PORT", env.to_string())
+        .env("RAGSTONE_DATA_DIR", "by-env");
+    assert_eq!(listens_on(setup.clone()).await.1, flag);
+    assert!(setup.folder().join("by-flag").is_dir() && !setup.folder().join("by-env").exists());
+}
+
+#[tokio::test]
+async fn the_file_is_named_by_the_environment_too() {
+    let port = free_port();
+    let setup = Setup::command(&["serve", "--no-embeddings"]);
+    let file = setup.file(
+        "elsewhere.yml",
+        &format!("server: {{port: {port}, data_dir: snake}}"),
+    );
+    let setup = setup.env("RAGSTONE_CONFIG", file);
+    assert_eq!(listens_on(setup.clone()).await.1, port);
+    assert!(setup.folder().join("snake").is_dir(), "snake_case is understood");
+}
+
+#[tokio::test]
+async fn an_environment_variable_that_is_set_to_nothing_is_not_set() {
+    let setup = Setup::without_models()
+        .env("RAGSTONE_PORT", "")
+        .env("RAGSTONE_API_KEYS", "")
+        .env("CROSS_ENCODER_MODEL", " ");
+    let server = setup.start().await;
+    server.get("/collections").await.ok();
+}
+
+#[tokio::test]
+async fn it_binds_to_this_machine_only_unless_told() {
+    assert!(plain().await.address.ip().is_loopback());
+    let (host, _) = listens_on(Setup::without_models().arg("--host").arg("localhost")).await;
+    assert_eq!(host, "127.0.0.1");
+}
+
+#[test]
+fn an_open_address_without_a_key_is_refused_with_78() {
+    for setup in [
+        Setup::without_models().arg("--host").arg("0.0.0.0"),
+        Setup::without_models().arg("--host").arg("::"),
+        Setup::without_models().env("RAGSTONE_HOST", "0.0.0.0"),
+        Setup::without_models().config("server: {host: 0.0.0.0}"),
+    ] {
+        let ended = setup.run();
+        let log = ended.failed_with(78);
+        assert!(
+            log.contains("API key") && log.contains("RAGSTONE_API_KEYS") && log.contains("--allow-no-key"),
+            "{log}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn an_open_address_with_a_key_or_the_flag_is_served() {
+    let open = || Setup::without_models().arg("--host").arg("0.0.0.0");
+    assert_eq!(
+        listens_on(open().env("RAGSTONE_API_KEYS", "k")).await.0,
+        "0.0.0.0"
+    );
+    assert_eq!(listens_on(open().arg("--allow-no-key")).await.0, "0.0.0.0");
+}
+
+#[test]
+fn wrong_configuration_is_named_and_ends_with_78() {
+    for (yaml, named) in [
+        ("servr: {}", "servr"),
+        ("server: {prt: 1}", "prt"),
+        ("server: {limits: {topk: 3}}", "topk"),
+        ("server: {port: many}", "line 1 column 16"),
+        ("server: {port: 70000}", "line 1"),
+        ("server: {limits: {topK: 0}}", "topK"),
+        ("server: {limits: {headerSeconds: 0}}", "headerSeconds"),
+        (
+            "server: {apiKeys: ['${NO_SUCH_VARIABLE_HERE}']}",
+            "NO_SUCH_VARIABLE_HERE",
+        ),
+        ("server: {apiKeys: ['']}", "API key"),
+        ("server: {host: example.org}", "example.org"),
+        ("server: {store: 'redis://user:pass-word@host'}", "redis://"),
+        ("[1, 2", "ragstone.yml"),
+        ("just text", "ragstone.yml"),
+    ] {
+        let ended = Setup::without_models().config(yaml).run();
+        let log = ended.failed_with(78);
+        assert!(log.contains("fatal") && log.contains(named), "{yaml}: {log}");
+        assert!(!log.contains("pass-word"), "{log}");
+    }
+    for (name, value) in [
+        ("RAGSTONE_HOST", "example.org"),
+        ("RAGSTONE_STORE", "redis://x"),
+        ("RAGSTONE_API_KEYS", "a,,b"),
+    ] {
+        let ended = Setup::without_models().env(name, value).run();
+        ended.failed_with(78);
+    }
+    let port = Setup::command(&["serve", "--no-embeddings"])
+        .env("RAGSTONE_PORT", "many")
+        .run();
+    assert!(port.failed_with(78).contains("RAGSTONE_PORT"), "{port:?}");
+    let missing = Setup::without_models()
+        .arg("--config")
+        .arg("/nowhere/ragstone.yml")
+        .run();
+    assert!(
+        missing.failed_with(78).contains("/nowhere/ragstone.yml"),
+        "{missing:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_port_that_is_taken_ends_with_1() {
+    let server = plain().await;
+    let port = server.address.port().to_string();
+    let setup = Setup::command(&["serve", "--no-embeddings", "--port", &port]);
+    let ended = tokio::task::spawn_blocking(move || setup.run()).await.unwrap();
+    assert!(
+        ended.failed_with(1).contains(&format!("127.0.0.1:{port}")),
+        "{ended:?}"
+    );
+}
+
+#[test]
+fn a_data_directory_that_cannot_be_used_ends_with_1() {
+    let setup = Setup::command(&["serve", "--no-embeddings", "--port", "0"]);
+    let file = setup.file("in-the-way", "a file");
+    let ended = setup.clone().arg("--data-dir").arg(&file).run();
+    assert!(ended.failed_with(1).contains("in-the-way"), "{ended:?}");
+    assert_eq!(
+        std::fs::read_to_string(&file).unwrap(),
+        "a file",
+        "it is left alone"
+    );
+}
+
+/// Two servers on one data directory would not know of each other's writes.
+#[tokio::test]
+async fn a_second_server_on_the_same_data_is_refused() {
+    let server = plain().await;
+    server.create("c").await;
+    let second = server.setup().clone();
+    let ended = tokio::task::spawn_blocking(move || second.run()).await.unwrap();
+    let log = ended.failed_with(1);
+    assert!(log.contains("data"), "{log}");
+    server.create("d").await;
+    // Once the first is gone, the place is free.
+    let setup = server.kill();
+    let server = setup.start().await;
+    assert_eq!(server.get("/query").await.ok()["collections"], 2);
+}
+
+#[test]
+fn a_damaged_database_is_a_clear_error() {
+    let setup = Setup::without_models();
+    std::fs::create_dir(setup.data_dir()).unwrap();
+    // Whatever the file is called, every database there is damaged.
+    let made = Setup::clone(&setup);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let server = runtime.block_on(made.start());
+    runtime.block_on(server.create("c"));
+    let (status, log) = server.stop();
+    assert!(status.success(), "{log}");
+    let databases: Vec<_> = std::fs::read_dir(setup.data_dir())
+        .unwrap()
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| std::fs::read(path).is_ok_and(|bytes| bytes.starts_with(b"SQLite format 3\0")))
+        .collect();
+    assert_eq!(databases.len(), 1, "the store is one file: {databases:?}");
+    std::fs::write(
+        &databases[0],
+        "this is no database, and never was one. ".repeat(200),
+    )
+    .unwrap();
+    let ended = setup.run();
+    let log = ended.failed_with(1);
+    assert!(log.contains("fatal") && log.contains("data"), "{log}");
+    assert!(!log.contains("panic"), "{log}");
+}

@@ -1,0 +1,7 @@
+//! The program as a process: starting, refusing to start, logging, stopping.
+
+mod command_line;
+mod configuration;
+mod logs;
+mod models;
+mod stopping;

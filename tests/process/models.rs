@@ -1,0 +1,77 @@
+//! `ragstone models`: what is in the cache.
+
+use serde_json::Value;
+
+use crate::support::Setup;
+use crate::support::hub::ModelHub;
+
+async fn run(setup: Setup) -> crate::support::Finished {
+    tokio::task::spawn_blocking(move || setup.run()).await.unwrap()
+}
+
+#[tokio::test]
+async fn pull_list_show_remove() {
+    let hub = ModelHub::start().await;
+    let base = hub.reached_by(Setup::command(&["models"]));
+    let models = |args: &[&str]| args.iter().fold(base.clone(), |setup, arg| setup.arg(arg));
+
+    assert_eq!(
+        json(&run(models(&["list", "--json"])).await),
+        serde_json::json!({"models": []})
+    );
+    let pulled = run(models(&["pull", "tests/cross-bert"])).await;
+    pulled.succeeded();
+    run(models(&["pull", "tests/bert"])).await.succeeded();
+    let asked = hub.take_requests();
+    assert!(
+        asked
+            .iter()
+            .any(|path| path.contains("cross-bert") && path.ends_with("model.safetensors")),
+        "{asked:?}"
+    );
+
+    let listed = json(&run(models(&["list", "--json"])).await);
+    let ids: Vec<&str> = listed["models"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|model| model["id"].as_str().unwrap())
+        .collect();
+    assert_eq!(ids, ["tests/bert", "tests/cross-bert"]);
+    let table = run(models(&["list"])).await;
+    assert!(table.succeeded().contains("tests/bert") && table.stdout.contains("tests/cross-bert"));
+    let shown = run(models(&["show", "tests/cross-bert"])).await;
+    assert!(shown.succeeded().contains("tests/cross-bert"), "{shown:?}");
+
+    run(models(&["remove", "tests/bert"])).await.succeeded();
+    let listed = json(&run(models(&["list", "--json"])).await);
+    assert_eq!(listed["models"].as_array().unwrap().len(), 1);
+    for missing in [
+        ["remove", "tests/bert"],
+        ["show", "tests/bert"],
+        ["pull", "tests/no-such-model"],
+    ] {
+        let ended = run(models(&missing)).await;
+        assert!(ended.failed_with(1).contains(missing[1]), "{ended:?}");
+    }
+}
+
+fn json(ended: &crate::support::Finished) -> Value {
+    serde_json::from_str(ended.succeeded()).unwrap_or_else(|_| panic!("not JSON: {ended:?}"))
+}
+
+#[tokio::test]
+async fn offline_means_that_no_socket_is_opened() {
+    let hub = ModelHub::start().await;
+    let setup = hub
+        .reached_by(Setup::command(&["models", "pull", "tests/bert"]))
+        .env("HF_HUB_OFFLINE", "1");
+    let ended = run(setup).await;
+    assert!(ended.failed_with(1).contains("HF_HUB_OFFLINE"), "{ended:?}");
+    let serve = hub
+        .reached_by(Setup::serve().embeddings(&[("m", "tests/bert".as_ref())]))
+        .env("HF_HUB_OFFLINE", "1");
+    let ended = run(serve).await;
+    assert!(ended.failed_with(1).contains("HF_HUB_OFFLINE"), "{ended:?}");
+    assert_eq!(hub.take_requests(), Vec::<String>::new());
+}

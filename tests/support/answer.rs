@@ -1,0 +1,60 @@
+use reqwest::header::HeaderMap;
+use serde_json::{Value, json};
+
+/// A whole answer, read to its end.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub headers: HeaderMap,
+    pub text: String,
+}
+
+impl Answer {
+    pub async fn read(response: reqwest::Response) -> Self {
+        let status = response.status().as_u16();
+        let headers = response.headers().clone();
+        let text = response.text().await.expect("the answer is read to its end");
+        Self {
+            status,
+            headers,
+            text,
+        }
+    }
+
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("not JSON ({error}): {self:?}"))
+    }
+
+    /// The body of a success.
+    #[track_caller]
+    pub fn ok(&self) -> Value {
+        assert_eq!(self.status, 200, "{self:?}");
+        self.json()
+    }
+
+    /// The sentence of a refusal, which is all that its body says.
+    #[track_caller]
+    pub fn refused(&self, status: u16) -> String {
+        assert_eq!(self.status, status, "{self:?}");
+        let detail = self.json()["detail"]
+            .as_str()
+            .unwrap_or_else(|| panic!("no detail: {self:?}"))
+            .to_owned();
+        assert_eq!(
+            self.json(),
+            json!({ "detail": detail }),
+            "a refusal has nothing but its detail"
+        );
+        assert_eq!(self.header("content-type"), "application/json");
+        detail
+    }
+
+    #[track_caller]
+    pub fn header(&self, name: &str) -> &str {
+        let value = self
+            .headers
+            .get(name)
+            .unwrap_or_else(|| panic!("no header {name}: {self:?}"));
+        value.to_str().expect("a header of plain text")
+    }
+}

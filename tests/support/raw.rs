@@ -1,0 +1,36 @@
+//! Requests byte by byte, for clients that are slow, rude or broken.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+pub struct RawClient(TcpStream);
+
+impl RawClient {
+    pub async fn connect(address: SocketAddr) -> Self {
+        Self(
+            TcpStream::connect(address)
+                .await
+                .expect("the server accepts the connection"),
+        )
+    }
+
+    pub async fn send(&mut self, bytes: impl AsRef<[u8]>) {
+        self.0
+            .write_all(bytes.as_ref())
+            .await
+            .expect("the server takes the bytes");
+        self.0.flush().await.expect("the bytes are sent");
+    }
+
+    /// Everything until the server closes the connection, which it must do of itself.
+    pub async fn read_to_end(mut self) -> String {
+        let mut bytes = Vec::new();
+        let read = tokio::time::timeout(Duration::from_secs(60), self.0.read_to_end(&mut bytes)).await;
+        // A reset is a way to close, too.
+        let _ = read.expect("the server closes the connection");
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
