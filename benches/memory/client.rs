@@ -22,28 +22,44 @@ impl Connection {
     pub async fn open(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).await.expect("the server accepts");
         stream.set_nodelay(true).expect("an option of TCP");
-        Self { stream, buffer: Vec::with_capacity(16 << 10) }
+        Self {
+            stream,
+            buffer: Vec::with_capacity(16 << 10),
+        }
     }
 
     pub async fn get(&mut self, path: &str) -> Answer {
-        self.send(format!("GET {path} HTTP/1.1\r\nhost: bench\r\n\r\n")).await
+        self.send(format!("GET {path} HTTP/1.1\r\nhost: bench\r\n\r\n"))
+            .await
     }
 
     pub async fn post(&mut self, path: &str, body: &Value) -> Answer {
         let body = body.to_string();
-        self.send(format!("POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-length: {}\r\n\r\n{body}", body.len())).await
+        self.send(format!(
+            "POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        ))
+        .await
     }
 
     /// Every answer of the routes that are measured says how long it is.
     async fn send(&mut self, request: String) -> Answer {
-        self.stream.write_all(request.as_bytes()).await.expect("the request is sent");
+        self.stream
+            .write_all(request.as_bytes())
+            .await
+            .expect("the request is sent");
         self.buffer.clear();
         loop {
             let read = self.stream.read_buf(&mut self.buffer).await.expect("an answer");
             assert!(read > 0, "the server closed the connection");
-            let Some(end) = self.buffer.windows(4).position(|window| window == b"\r\n\r\n") else { continue };
+            let Some(end) = self.buffer.windows(4).position(|window| window == b"\r\n\r\n") else {
+                continue;
+            };
             let head = String::from_utf8_lossy(&self.buffer[..end]).to_ascii_lowercase();
-            let length = head.split("content-length: ").nth(1).and_then(|rest| rest.split("\r\n").next());
+            let length = head
+                .split("content-length: ")
+                .nth(1)
+                .and_then(|rest| rest.split("\r\n").next());
             let length: usize = length.and_then(|length| length.parse().ok()).expect("a length");
             while self.buffer.len() < end + 4 + length {
                 assert!(self.stream.read_buf(&mut self.buffer).await.expect("a body") > 0);
@@ -80,6 +96,10 @@ impl Latencies {
 impl fmt::Display for Latencies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [p50, p90, p99, max] = [0.5, 0.9, 0.99, 1.0].map(|part| self.percentile(part));
-        write!(f, "p50 {p50:.2} ms, p90 {p90:.2} ms, p99 {p99:.2} ms, max {max:.2} ms ({} calls)", self.0.len())
+        write!(
+            f,
+            "p50 {p50:.2} ms, p90 {p90:.2} ms, p99 {p99:.2} ms, max {max:.2} ms ({} calls)",
+            self.0.len()
+        )
     }
 }

@@ -21,7 +21,10 @@ const WIDTH: usize = 384;
 
 #[tokio::main]
 async fn main() {
-    let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    let wanted: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|arg| !arg.starts_with('-'))
+        .collect();
     let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|arg| arg == name);
     if is_wanted("saves") {
         saves().await;
@@ -78,13 +81,27 @@ async fn saves() {
     }
     let took = start.elapsed();
     let saved = RATE * SECONDS;
-    println!("saves: {saved} in {:.1} s ({:.0}/s wanted {RATE}/s)", took.as_secs_f64(), saved as f64 / took.as_secs_f64());
+    println!(
+        "saves: {saved} in {:.1} s ({:.0}/s wanted {RATE}/s)",
+        took.as_secs_f64(),
+        saved as f64 / took.as_secs_f64()
+    );
     println!("  save {latencies}");
-    println!("  memory of the server when the last save was answered: {} MB", program.memory_mb());
+    println!(
+        "  memory of the server when the last save was answered: {} MB",
+        program.memory_mb()
+    );
     let drained = program.until_embedded(saved as u64).await;
-    println!("  all embedded {:.1} s after the last save; memory {} MB", drained.as_secs_f64(), program.memory_mb());
+    println!(
+        "  all embedded {:.1} s after the last save; memory {} MB",
+        drained.as_secs_f64(),
+        program.memory_mb()
+    );
     let (calls, texts) = stub.counts();
-    println!("  {calls} calls for {texts} texts: {:.1} a call", texts as f64 / calls as f64);
+    println!(
+        "  {calls} calls for {texts} texts: {:.1} a call",
+        texts as f64 / calls as f64
+    );
     assert_eq!(texts, saved, "every text is embedded once");
 }
 
@@ -95,7 +112,9 @@ async fn retrieval() {
     fill(&program, EACH).await;
     program.until_embedded(4 * EACH as u64).await;
     let mut connection = Connection::open(program.address).await;
-    let queries: Vec<Value> = (0..300).map(|n| json!({"query": format!("which topic {n} did the user like?")})).collect();
+    let queries: Vec<Value> = (0..300)
+        .map(|n| json!({"query": format!("which topic {n} did the user like?")}))
+        .collect();
     for with_session in [false, true] {
         let mut latencies = Latencies::default();
         // The first pass embeds the queries; the second finds their vectors in the cache.
@@ -113,7 +132,11 @@ async fn retrieval() {
                 }
             }
         }
-        let scope = if with_session { "one session" } else { "all sessions" };
+        let scope = if with_session {
+            "one session"
+        } else {
+            "all sessions"
+        };
         println!("retrieval over 4 x {EACH} entries, {scope}, query vector cached: {latencies}");
     }
     println!("  memory of the server {} MB", program.memory_mb());
@@ -160,7 +183,10 @@ async fn injection() {
     let without = Program::serve_with_models(&config(false), models).await;
     fill(&with, 500).await;
     with.until_embedded(2000).await;
-    let mut connections = [Connection::open(without.address).await, Connection::open(with.address).await];
+    let mut connections = [
+        Connection::open(without.address).await,
+        Connection::open(with.address).await,
+    ];
     let mut latencies = [Latencies::default(), Latencies::default()];
     for n in 0..CHATS {
         let chat = json!({"messages": [{"role": "user", "content": format!("What do we know about topic {n}, please?")}]});
@@ -171,9 +197,15 @@ async fn injection() {
             latencies.add(start.elapsed());
         }
     }
-    assert!(stub.last_chat().contains("Semantic Context (RAG)"), "the context is there");
+    assert!(
+        stub.last_chat().contains("Semantic Context (RAG)"),
+        "the context is there"
+    );
     let [without, with] = latencies;
     println!("chat without context: {without}");
     println!("chat with context, embedding the question in process: {with}");
-    println!("  added at p50: {:.2} ms", with.percentile(0.5) - without.percentile(0.5));
+    println!(
+        "  added at p50: {:.2} ms",
+        with.percentile(0.5) - without.percentile(0.5)
+    );
 }

@@ -33,7 +33,15 @@ impl Program {
     fn start(folder: TempDir, config: &str, args: &[&str]) -> Self {
         std::fs::write(folder.path().join("ragstone.yml"), config).expect("a file");
         let mut child = Command::new(env!("CARGO_BIN_EXE_ragstone"))
-            .args(["serve", "--port", "0", "--config", "ragstone.yml", "--data-dir", "data"])
+            .args([
+                "serve",
+                "--port",
+                "0",
+                "--config",
+                "ragstone.yml",
+                "--data-dir",
+                "data",
+            ])
             .args(args)
             .current_dir(folder.path())
             .stderr(Stdio::piped())
@@ -45,7 +53,11 @@ impl Program {
             line.clear();
             assert!(log.read_line(&mut line).expect("a log") > 0, "the program ended");
             if let Some((_, address)) = line.split_once("listening on http://") {
-                break address.split_whitespace().next().and_then(|text| text.parse().ok()).expect("an address");
+                break address
+                    .split_whitespace()
+                    .next()
+                    .and_then(|text| text.parse().ok())
+                    .expect("an address");
             }
         };
         std::thread::spawn(move || {
@@ -55,19 +67,30 @@ impl Program {
                 }
             }
         });
-        Self { child, address, _folder: folder }
+        Self {
+            child,
+            address,
+            _folder: folder,
+        }
     }
 
     pub fn pull_default_model() {
-        let pulled = Command::new(env!("CARGO_BIN_EXE_ragstone")).args(["models", "pull", "default"]).status();
-        assert!(pulled.is_ok_and(|status| status.success()), "the default model can be had");
+        let pulled = Command::new(env!("CARGO_BIN_EXE_ragstone"))
+            .args(["models", "pull", "default"])
+            .status();
+        assert!(
+            pulled.is_ok_and(|status| status.success()),
+            "the default model can be had"
+        );
     }
 
     /// What the process holds in memory.
     pub fn memory_mb(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or_default() / 1024
+        line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok())
+            .unwrap_or_default()
+            / 1024
     }
 
     /// How long it takes until so many entries have a vector and none waits.
@@ -75,11 +98,15 @@ impl Program {
         let start = Instant::now();
         let mut connection = Connection::open(self.address).await;
         loop {
-            let status: Value = serde_json::from_str(&connection.get("/memory/status").await.body).expect("JSON");
+            let status: Value =
+                serde_json::from_str(&connection.get("/memory/status").await.body).expect("JSON");
             if status["embedded"] == count && status["queued"] == 0 {
                 return start.elapsed();
             }
-            assert!(start.elapsed() < Duration::from_secs(600), "not embedded in time: {status}");
+            assert!(
+                start.elapsed() < Duration::from_secs(600),
+                "not embedded in time: {status}"
+            );
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     }

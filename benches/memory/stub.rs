@@ -43,7 +43,9 @@ impl Stub {
             .route("/v1/embeddings", post(embeddings))
             .route("/v1/chat/completions", post(chat))
             .with_state(Arc::clone(&inner));
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
+            .await
+            .expect("a free port");
         let address = listener.local_addr().expect("an address");
         tokio::spawn(async move { axum::serve(listener, router).await });
         Self { address, inner }
@@ -55,7 +57,10 @@ impl Stub {
 
     /// Calls, and texts in them.
     pub fn counts(&self) -> (usize, usize) {
-        (self.inner.calls.load(Ordering::Relaxed), self.inner.texts.load(Ordering::Relaxed))
+        (
+            self.inner.calls.load(Ordering::Relaxed),
+            self.inner.texts.load(Ordering::Relaxed),
+        )
     }
 
     pub fn last_chat(&self) -> String {
@@ -63,7 +68,10 @@ impl Stub {
     }
 }
 
-async fn embeddings(State(stub): State<Arc<Inner>>, Json(request): Json<EmbeddingRequest>) -> impl IntoResponse {
+async fn embeddings(
+    State(stub): State<Arc<Inner>>,
+    Json(request): Json<EmbeddingRequest>,
+) -> impl IntoResponse {
     stub.calls.fetch_add(1, Ordering::Relaxed);
     stub.texts.fetch_add(request.input.len(), Ordering::Relaxed);
     tokio::time::sleep(stub.delay).await;
@@ -72,7 +80,10 @@ async fn embeddings(State(stub): State<Arc<Inner>>, Json(request): Json<Embeddin
     for (index, text) in request.input.iter().enumerate() {
         let comma = if index > 0 { "," } else { "" };
         body.push_str(&format!("{comma}{{\"index\":{index},\"embedding\":["));
-        let mut random = fastrand::Rng::with_seed(text.bytes().fold(7, |hash, b| hash * 31 % 1_000_003 + u64::from(b)));
+        let mut random = fastrand::Rng::with_seed(
+            text.bytes()
+                .fold(7, |hash, b| hash * 31 % 1_000_003 + u64::from(b)),
+        );
         for n in 0..WIDTH {
             body.push_str(if n > 0 { ",0." } else { "0." });
             body.push_str(&random.u16(1..1000).to_string());
@@ -85,6 +96,8 @@ async fn embeddings(State(stub): State<Arc<Inner>>, Json(request): Json<Embeddin
 
 async fn chat(State(stub): State<Arc<Inner>>, Json(body): Json<Value>) -> Json<Value> {
     *stub.last_chat.lock().expect("the last chat") = body.to_string();
-    Json(json!({"id": "c", "object": "chat.completion", "created": 1, "model": "stub",
-        "choices": [{"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}]}))
+    Json(
+        json!({"id": "c", "object": "chat.completion", "created": 1, "model": "stub",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}]}),
+    )
 }

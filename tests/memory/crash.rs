@@ -14,7 +14,10 @@ use crate::support::Server;
 async fn killed_with_a_full_buffer_everything_is_embedded_once_after_the_restart() {
     const ENTRIES: usize = 600;
     // The provider hangs, so that everything that is saved stays in the buffer.
-    let hanging = Behaviour { delay: Duration::from_secs(3600), ..Behaviour::default() };
+    let hanging = Behaviour {
+        delay: Duration::from_secs(3600),
+        ..Behaviour::default()
+    };
     let stub = Stub::behaving(hanging).await;
     let server = setup(&stub).start().await;
     let saves = futures::stream::iter(0..ENTRIES).map(|n| {
@@ -30,7 +33,11 @@ async fn killed_with_a_full_buffer_everything_is_embedded_once_after_the_restart
         .collect()
         .await;
     let status = server.get("/memory/status").await.ok();
-    assert_eq!((&status["queued"], &status["embedded"]), (&json!(ENTRIES), &json!(0)), "{status}");
+    assert_eq!(
+        (&status["queued"], &status["embedded"]),
+        (&json!(ENTRIES), &json!(0)),
+        "{status}"
+    );
     let setup = server.kill();
     let asked_before = stub.embed_calls().len();
     stub.behave(Behaviour::default());
@@ -60,7 +67,8 @@ async fn killed_with_a_full_buffer_everything_is_embedded_once_after_the_restart
     assert_eq!(found, ids);
 }
 
-#[tokio::test]
+/// The stub answers on another thread while this one waits for a process to end.
+#[tokio::test(flavor = "multi_thread")]
 async fn a_stop_drains_the_buffer() {
     let stub = Stub::start().await;
     let server = setup(&stub).start().await;

@@ -16,26 +16,53 @@ struct Report {
 
 fn examine(setup: Setup) -> Report {
     let finished = setup.arg("--json").run();
-    let json: Value = serde_json::from_str(&finished.stdout).unwrap_or_else(|error| panic!("{error}: {finished:?}"));
+    let json: Value =
+        serde_json::from_str(&finished.stdout).unwrap_or_else(|error| panic!("{error}: {finished:?}"));
     let summary = &json["summary"];
-    for (status, key) in [("pass", "passed"), ("warn", "warnings"), ("fail", "failed"), ("skip", "skipped")] {
-        let counted = json["results"].as_array().unwrap().iter().filter(|result| result["status"] == status).count();
+    for (status, key) in [
+        ("pass", "passed"),
+        ("warn", "warnings"),
+        ("fail", "failed"),
+        ("skip", "skipped"),
+    ] {
+        let counted = json["results"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|result| result["status"] == status)
+            .count();
         assert_eq!(summary[key], counted, "{json:#}");
     }
     let failed = summary["failed"].as_u64().unwrap() > 0;
     assert_eq!(finished.code, Some(i32::from(failed)), "{finished:?}");
-    Report { code: finished.code, json, text: format!("{}{}", finished.stdout, finished.stderr) }
+    Report {
+        code: finished.code,
+        json,
+        text: format!("{}{}", finished.stdout, finished.stderr),
+    }
 }
 
 impl Report {
     fn status(&self, name: &str) -> &str {
-        let found = self.json["results"].as_array().unwrap().iter().find(|result| result["name"] == name);
-        found.unwrap_or_else(|| panic!("no check {name:?}: {:#}", self.json))["status"].as_str().unwrap()
+        let found = self.json["results"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|result| result["name"] == name);
+        found.unwrap_or_else(|| panic!("no check {name:?}: {:#}", self.json))["status"]
+            .as_str()
+            .unwrap()
     }
 
     fn message(&self, name: &str) -> &str {
-        let found = self.json["results"].as_array().unwrap().iter().find(|result| result["name"] == name);
-        found.unwrap_or_else(|| panic!("no check {name:?}: {:#}", self.json))["message"].as_str().unwrap()
+        let found = self.json["results"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|result| result["name"] == name);
+        found.unwrap_or_else(|| panic!("no check {name:?}: {:#}", self.json))["message"]
+            .as_str()
+            .unwrap()
     }
 }
 
@@ -49,7 +76,14 @@ fn doctor(yaml: &str) -> Setup {
 fn where_nothing_is_configured_nothing_fails() {
     let report = examine(doctor(""));
     assert_eq!(report.code, Some(0));
-    for name in [EMBEDDING, "Chat", "Services", "Cross-encoder", "Embedding models", "Database"] {
+    for name in [
+        EMBEDDING,
+        "Chat",
+        "Services",
+        "Cross-encoder",
+        "Embedding models",
+        "Database",
+    ] {
         assert_eq!(report.status(name), "skip", "{name}");
     }
     for name in ["Configuration", "Data directory", "Port"] {
@@ -104,12 +138,20 @@ async fn the_stored_vectors_are_compared_with_the_configuration() {
     until_embedded(&server, 1).await;
     let data = server.setup().data_dir();
     let check = |yaml: String| {
-        let setup = Setup::command(&["doctor", "--port", "0"]).arg("--data-dir").arg(&data).config(&yaml);
+        let setup = Setup::command(&["doctor", "--port", "0"])
+            .arg("--data-dir")
+            .arg(&data)
+            .config(&yaml);
         examine(setup)
     };
     // A server is running on it, which the doctor must not mind.
     let same = check(config(&stub));
-    assert_eq!((same.status("Database"), same.status(EMBEDDING)), ("pass", "pass"), "{:#}", same.json);
+    assert_eq!(
+        (same.status("Database"), same.status(EMBEDDING)),
+        ("pass", "pass"),
+        "{:#}",
+        same.json
+    );
     let other = check(config(&stub).replace("dimensions: 32", "dimensions: 64"));
     assert_eq!(other.status(EMBEDDING), "warn");
     assert!(other.message(EMBEDDING).contains("stored vectors have 32"));
@@ -132,23 +174,38 @@ async fn a_damaged_database_is_a_failure() {
     let middle = bytes.len() / 2;
     bytes[middle..middle + 16_384].fill(0xA5);
     std::fs::write(&database, bytes).unwrap();
-    let report = examine(Setup::command(&["doctor", "--port", "0"]).arg("--data-dir").arg(&data));
+    let report = examine(
+        Setup::command(&["doctor", "--port", "0"])
+            .arg("--data-dir")
+            .arg(&data),
+    );
     assert_eq!(report.status("Database"), "fail");
-    assert!(report.message("Database").contains("backup"), "{}", report.message("Database"));
+    assert!(
+        report.message("Database").contains("backup"),
+        "{}",
+        report.message("Database")
+    );
 }
 
 #[tokio::test]
 async fn online_the_providers_and_services_are_asked() {
     let stub = Stub::start().await;
     let other = crate::support::plain().await;
-    let services = format!("services: {{up: {{provider: chromadb-wrapper, url: \"{}\"}}}}\n", other.url(""));
+    let services = format!(
+        "services: {{up: {{provider: chromadb-wrapper, url: \"{}\"}}}}\n",
+        other.url("")
+    );
     let yaml = config(&stub) + &services;
     let check = |yaml: String| tokio::task::spawn_blocking(move || examine(doctor(&yaml).arg("--online")));
     let report = check(yaml.clone()).await.unwrap();
     for name in ["Embedding provider", "Chat provider", "Service up"] {
         assert_eq!(report.status(name), "pass", "{:#}", report.json);
     }
-    stub.behave(Behaviour { embed_status: Some(401), chat_status: Some(401), ..Behaviour::default() });
+    stub.behave(Behaviour {
+        embed_status: Some(401),
+        chat_status: Some(401),
+        ..Behaviour::default()
+    });
     drop(other);
     let report = check(yaml).await.unwrap();
     for name in ["Embedding provider", "Chat provider", "Service up"] {
@@ -161,6 +218,10 @@ async fn online_the_providers_and_services_are_asked() {
 fn in_a_pipe_it_is_plain_text() {
     let finished = doctor("").run();
     assert_eq!(finished.code, Some(0), "{finished:?}");
-    assert!(finished.stdout.contains("skip  Embedding / RAG"), "{}", finished.stdout);
+    assert!(
+        finished.stdout.contains("skip  Embedding / RAG"),
+        "{}",
+        finished.stdout
+    );
     assert!(!finished.stdout.contains('\u{1b}'));
 }

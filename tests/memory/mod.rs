@@ -47,10 +47,16 @@ pub async fn until_status(server: &Server, holds: impl Fn(&Value) -> bool) -> Va
 }
 
 pub async fn until_embedded(server: &Server, count: u64) {
-    until_status(server, |status| status["queued"] == 0 && status["embedded"] == count).await;
+    until_status(server, |status| {
+        status["queued"] == 0 && status["embedded"] == count
+    })
+    .await;
 }
 
 pub async fn save_knowledge(server: &Server, key: &str, content: &str) {
-    let saved = server.put(&format!("/memory/knowledge/{key}"), json!({"content": content})).await.ok();
+    let saved = server
+        .put(&format!("/memory/knowledge/{key}"), json!({"content": content}))
+        .await
+        .ok();
     assert_eq!(saved, json!({"id": key, "collection": "knowledge"}));
 }

@@ -11,9 +11,21 @@ async fn every_kind_can_be_saved_read_listed_replaced_and_deleted() {
     let server = plain().await;
     let bodies = [
         ("knowledge", "knowledge", json!({"content": "c", "category": "k"})),
-        ("observations", "observation", json!({"session_key": "s", "content": "c"})),
-        ("reflections", "reflection", json!({"session_key": "s", "content": "c"})),
-        ("learnings", "learning", json!({"trigger": "t", "fix": "f", "category": "k"})),
+        (
+            "observations",
+            "observation",
+            json!({"session_key": "s", "content": "c"}),
+        ),
+        (
+            "reflections",
+            "reflection",
+            json!({"session_key": "s", "content": "c"}),
+        ),
+        (
+            "learnings",
+            "learning",
+            json!({"trigger": "t", "fix": "f", "category": "k"}),
+        ),
     ];
     for (kind, collection, body) in bodies {
         let saved = if kind == "knowledge" {
@@ -29,18 +41,31 @@ async fn every_kind_can_be_saved_read_listed_replaced_and_deleted() {
             assert_eq!(&read[field], value, "{kind}: {read}");
         }
         let content = read["content"].as_str().unwrap();
-        assert!(if kind == "learnings" { content.contains('t') && content.contains('f') } else { content == "c" });
+        assert!(if kind == "learnings" {
+            content.contains('t') && content.contains('f')
+        } else {
+            content == "c"
+        });
         let list = server.get(&format!("/memory/{kind}")).await.ok();
         assert_eq!((&list["records"], &list["count"]), (&json!([read]), &json!(1)));
 
         let mut changed = body.clone();
         changed[if kind == "learnings" { "fix" } else { "content" }] = json!("other");
         assert_eq!(server.put(&route, changed).await.ok(), saved);
-        assert!(server.get(&route).await.ok()["content"].as_str().unwrap().contains("other"));
+        assert!(
+            server.get(&route).await.ok()["content"]
+                .as_str()
+                .unwrap()
+                .contains("other")
+        );
 
         assert_eq!(server.delete(&route).await.ok()["status"], "deleted");
         for answer in [server.get(&route).await, server.delete(&route).await] {
-            assert!(answer.refused(404).starts_with(&format!("No {collection} has the id ")));
+            assert!(
+                answer
+                    .refused(404)
+                    .starts_with(&format!("No {collection} has the id "))
+            );
         }
     }
 }
@@ -49,19 +74,35 @@ async fn every_kind_can_be_saved_read_listed_replaced_and_deleted() {
 async fn lists_come_in_pages_and_by_session() {
     let server = plain().await;
     for n in 0..5 {
-        let body = json!({"session_key": format!("s{}", n % 2), "content": format!("o{n}"), "id": format!("id{n}")});
+        let body =
+            json!({"session_key": format!("s{}", n % 2), "content": format!("o{n}"), "id": format!("id{n}")});
         server.post("/memory/observations", body).await.ok();
     }
     let first = server.get("/memory/observations?limit=3").await.ok();
     assert_eq!(crate::support::ids(&first["records"]), ["id0", "id1", "id2"]);
     let next = first["next"].as_str().unwrap();
-    let rest = server.get(&format!("/memory/observations?limit=3&after={next}")).await.ok();
+    let rest = server
+        .get(&format!("/memory/observations?limit=3&after={next}"))
+        .await
+        .ok();
     assert_eq!(crate::support::ids(&rest["records"]), ["id3", "id4"]);
     assert!(rest.get("next").is_none());
     let of_session = server.get("/memory/observations?session_key=s1").await.ok();
     assert_eq!(crate::support::ids(&of_session["records"]), ["id1", "id3"]);
-    assert!(server.get("/memory/observations?limit=0").await.refused(400).contains("'limit'"));
-    assert!(server.get("/memory/observations?limit=-1").await.refused(400).contains("'limit'"));
+    assert!(
+        server
+            .get("/memory/observations?limit=0")
+            .await
+            .refused(400)
+            .contains("'limit'")
+    );
+    assert!(
+        server
+            .get("/memory/observations?limit=-1")
+            .await
+            .refused(400)
+            .contains("'limit'")
+    );
 }
 
 #[tokio::test]
@@ -71,23 +112,52 @@ async fn bad_bodies_are_refused_by_name_and_change_nothing() {
     for (route, body, named) in [
         ("/memory/observations", json!({"content": "c"}), "'session_key'"),
         ("/memory/observations", json!({"session_key": "s"}), "'content'"),
-        ("/memory/observations", json!({"session_key": "", "content": "c"}), "'session_key'"),
-        ("/memory/reflections", json!({"session_key": "s", "content": "  "}), "'content'"),
-        ("/memory/reflections", json!({"session_key": 3, "content": "c"}), "session_key"),
+        (
+            "/memory/observations",
+            json!({"session_key": "", "content": "c"}),
+            "'session_key'",
+        ),
+        (
+            "/memory/reflections",
+            json!({"session_key": "s", "content": "  "}),
+            "'content'",
+        ),
+        (
+            "/memory/reflections",
+            json!({"session_key": 3, "content": "c"}),
+            "session_key",
+        ),
         ("/memory/learnings", json!({"trigger": "t"}), "'fix'"),
         ("/memory/learnings", json!({"trigger": "t", "fix": long}), "'fix'"),
-        ("/memory/learnings", json!({"trigger": "t", "fix": "f", "id": "a\nb"}), "'id'"),
-        ("/memory/learnings", json!({"trigger": "t", "fix": "f", "id": ""}), "'id'"),
+        (
+            "/memory/learnings",
+            json!({"trigger": "t", "fix": "f", "id": "a\nb"}),
+            "'id'",
+        ),
+        (
+            "/memory/learnings",
+            json!({"trigger": "t", "fix": "f", "id": ""}),
+            "'id'",
+        ),
         ("/memory/knowledge", json!({"content": "c"}), "key"),
         ("/memory/knowledge", json!([]), ""),
     ] {
         let detail = server.post(route, body).await.refused(400);
         assert!(detail.contains(named), "{named}: {detail}");
     }
-    let detail = server.post("/memory/dreams", json!({"content": "c"})).await.refused(404);
-    assert!(detail.contains("knowledge, observations, reflections, learnings"), "{detail}");
+    let detail = server
+        .post("/memory/dreams", json!({"content": "c"}))
+        .await
+        .refused(404);
+    assert!(
+        detail.contains("knowledge, observations, reflections, learnings"),
+        "{detail}"
+    );
     for kind in ["knowledge", "observations", "reflections", "learnings"] {
-        assert_eq!(server.get(&format!("/memory/{kind}")).await.ok()["records"], json!([]));
+        assert_eq!(
+            server.get(&format!("/memory/{kind}")).await.ok()["records"],
+            json!([])
+        );
     }
 }
 
@@ -121,7 +191,11 @@ async fn retrieval_refuses_what_makes_no_sense() {
 
 #[tokio::test]
 async fn a_provider_that_is_down_fails_retrieval_and_not_saving() {
-    let stub = Stub::behaving(Behaviour { embed_status: Some(500), ..Behaviour::default() }).await;
+    let stub = Stub::behaving(Behaviour {
+        embed_status: Some(500),
+        ..Behaviour::default()
+    })
+    .await;
     let server = setup(&stub).start().await;
     save_knowledge(&server, "a", "tea").await;
     let answer = server.post("/rag/retrieve", json!({"query": "tea"})).await;
@@ -133,19 +207,42 @@ async fn a_provider_that_is_down_fails_retrieval_and_not_saving() {
 
 #[tokio::test]
 async fn a_refused_text_is_marked_with_its_error_and_does_not_hold_up_the_others() {
-    let stub = Stub::behaving(Behaviour { refused_text: Some("bad".into()), ..Behaviour::default() }).await;
+    let stub = Stub::behaving(Behaviour {
+        refused_text: Some("bad".into()),
+        ..Behaviour::default()
+    })
+    .await;
     let server = setup(&stub).start().await;
     for text in ["good", "bad", "better"] {
         save_knowledge(&server, text, text).await;
     }
-    until_status(&server, |status| status["failed"] == 1 && status["embedded"] == 2 && status["queued"] == 0).await;
+    until_status(&server, |status| {
+        status["failed"] == 1 && status["embedded"] == 2 && status["queued"] == 0
+    })
+    .await;
     let entry = server.get("/memory/knowledge/bad").await.ok();
     assert_eq!(entry["embedding"], "failed");
-    assert!(entry["embedding_error"].as_str().unwrap().contains("status 400"), "{entry}");
-    assert_eq!(server.get("/memory/knowledge/good").await.ok()["embedding"], "embedded");
+    assert!(
+        entry["embedding_error"].as_str().unwrap().contains("status 400"),
+        "{entry}"
+    );
+    assert_eq!(
+        server.get("/memory/knowledge/good").await.ok()["embedding"],
+        "embedded"
+    );
     let metrics = server.get("/metrics").await.text;
-    for name in ["saves_total", "embedded_total", "embed_calls_total", "embed_failures_total", "lag_seconds", "queued"] {
-        assert!(metrics.contains(&format!("ragstone_memory_{name}")), "{name} is not in:\n{metrics}");
+    for name in [
+        "saves_total",
+        "embedded_total",
+        "embed_calls_total",
+        "embed_failures_total",
+        "lag_seconds",
+        "queued",
+    ] {
+        assert!(
+            metrics.contains(&format!("ragstone_memory_{name}")),
+            "{name} is not in:\n{metrics}"
+        );
     }
 }
 
@@ -155,14 +252,28 @@ async fn collections_of_the_service_can_be_named_beside_memory() {
     let setup = setup(&stub);
     let models = setup.file(
         "embeddings.yml",
-        &format!("embeddings:\n  - {{id: far, provider: stub, model: stub-embed, dimensions: {}}}\n", super::stub::WIDTH),
+        &format!(
+            "embeddings:\n  - {{id: far, provider: stub, model: stub-embed, dimensions: {}}}\n",
+            super::stub::WIDTH
+        ),
     );
-    let setup = Setup::serve().config(&super::config(&stub)).arg("--embeddings-config").arg(models);
+    let setup = Setup::serve()
+        .config(&super::config(&stub))
+        .arg("--embeddings-config")
+        .arg(models);
     let server = setup.start().await;
     save_knowledge(&server, "k", "tea is at four").await;
     until_embedded(&server, 1).await;
-    server.post("/collections", json!({"name": "books", "embedding_model": "far"})).await.ok();
-    server.add("books", vec![json!({"id": "b", "text": "tea and cake", "metadata": {"page": 3}})]).await;
+    server
+        .post("/collections", json!({"name": "books", "embedding_model": "far"}))
+        .await
+        .ok();
+    server
+        .add(
+            "books",
+            vec![json!({"id": "b", "text": "tea and cake", "metadata": {"page": 3}})],
+        )
+        .await;
     let body = json!({"query": "tea and cake", "collections": ["knowledge", "books", "nowhere"]});
     let answer = server.post("/rag/retrieve", body).await.ok();
     assert_eq!(crate::support::ids(&answer["results"]), ["b", "k"]);
@@ -177,12 +288,21 @@ async fn collections_of_the_service_can_be_named_beside_memory() {
 async fn an_in_process_model_can_embed_memory() {
     let model = crate::support::fixtures::model("bert");
     let setup = Setup::serve().embeddings(&[("tiny", &model)]);
-    let server = setup.config("embedding: {provider: in-process, model: tiny}\n").start().await;
+    let server = setup
+        .config("embedding: {provider: in-process, model: tiny}\n")
+        .start()
+        .await;
     save_knowledge(&server, "a", "the quick brown fox").await;
     until_embedded(&server, 1).await;
-    let answer = server.post("/rag/retrieve", json!({"query": "the quick brown fox"})).await.ok();
+    let answer = server
+        .post("/rag/retrieve", json!({"query": "the quick brown fox"}))
+        .await
+        .ok();
     assert_eq!(crate::support::ids(&answer["results"]), ["a"]);
-    assert!(answer["results"][0]["distance"].as_f64().unwrap() < 1e-3, "{answer}");
+    assert!(
+        answer["results"][0]["distance"].as_f64().unwrap() < 1e-3,
+        "{answer}"
+    );
 }
 
 #[tokio::test]
@@ -193,9 +313,18 @@ async fn wrong_configurations_are_fatal_and_name_the_key() {
         ("embedding: {providerId: x, modle: y}", "modle"),
         ("embedding: {rag: {maxResults: 0}}", "maxResults"),
         ("chat: {providerID: nobody, model: m}", "nobody"),
-        ("providers: {c: {type: anthropic, apiKey: k}}\nembedding: {providerID: c}", "anthropic"),
-        ("providers: {o: {type: openai}}\nembedding: {providerID: o}", "apiKey"),
-        ("providers: {o: {type: openai, apiKey: \"${NOT_SET_HERE}\"}}\nembedding: {providerID: o}", "NOT_SET_HERE"),
+        (
+            "providers: {c: {type: anthropic, apiKey: k}}\nembedding: {providerID: c}",
+            "anthropic",
+        ),
+        (
+            "providers: {o: {type: openai}}\nembedding: {providerID: o}",
+            "apiKey",
+        ),
+        (
+            "providers: {o: {type: openai, apiKey: \"${NOT_SET_HERE}\"}}\nembedding: {providerID: o}",
+            "NOT_SET_HERE",
+        ),
     ] {
         let finished = Setup::without_models().config(yaml).run();
         let said = finished.failed_with(78);

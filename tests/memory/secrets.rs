@@ -6,44 +6,87 @@ use super::stub::{self, Behaviour, Stub};
 use super::{config, setup};
 use crate::support::Setup;
 
-#[tokio::test]
+/// The stub answers on another thread while this one waits for a process to end.
+#[tokio::test(flavor = "multi_thread")]
 async fn a_canary_key_is_in_no_answer_log_line_error_or_report() {
     let stub = Stub::start().await;
     let server = setup(&stub).env("RAGSTONE_LOG", "trace").start().await;
     let mut shown = String::new();
-    for (embed, chat) in [(None, None), (Some(401), Some(401)), (Some(500), Some(500)), (Some(429), Some(429)), (Some(400), Some(400))] {
-        stub.behave(Behaviour { embed_status: embed, chat_status: chat, ..Behaviour::default() });
+    for (embed, chat) in [
+        (None, None),
+        (Some(401), Some(401)),
+        (Some(500), Some(500)),
+        (Some(429), Some(429)),
+        (Some(400), Some(400)),
+    ] {
+        stub.behave(Behaviour {
+            embed_status: embed,
+            chat_status: chat,
+            ..Behaviour::default()
+        });
         let key = format!("k{}", embed.unwrap_or_default());
         let chat_body = json!({"messages": [{"role": "user", "content": format!("tea {key}")}]});
         let streamed = json!({"messages": [{"role": "user", "content": "tea"}], "stream": true});
         let answers = [
-            server.put(&format!("/memory/knowledge/{key}"), json!({"content": "tea"})).await,
-            server.post("/rag/retrieve", json!({"query": format!("tea {key}")})).await,
+            server
+                .put(&format!("/memory/knowledge/{key}"), json!({"content": "tea"}))
+                .await,
+            server
+                .post("/rag/retrieve", json!({"query": format!("tea {key}")}))
+                .await,
             server.post("/v1/chat/completions", chat_body).await,
             server.post("/v1/chat/completions", streamed).await,
-            server.post("/api/providers/chromadb-wrapper/test", json!({"config": {"url": stub.url()}})).await,
+            server
+                .post(
+                    "/api/providers/chromadb-wrapper/test",
+                    json!({"config": {"url": stub.url()}}),
+                )
+                .await,
         ];
         shown.extend(answers.iter().map(|answer| format!("{answer:?}\n")));
     }
-    stub.behave(Behaviour { embed_status: Some(400), ..Behaviour::default() });
+    stub.behave(Behaviour {
+        embed_status: Some(400),
+        ..Behaviour::default()
+    });
     super::until_status(&server, |status| status["failed"].as_u64() > Some(0)).await;
     for route in [
-        "/health", "/metrics", "/memory/status", "/memory/knowledge", "/memory/knowledge/k400", "/openapi.json",
-        "/api/services", "/api/providers", "/collections", "/docs", "/nowhere",
+        "/health",
+        "/metrics",
+        "/memory/status",
+        "/memory/knowledge",
+        "/memory/knowledge/k400",
+        "/openapi.json",
+        "/api/services",
+        "/api/providers",
+        "/collections",
+        "/docs",
+        "/nowhere",
     ] {
         shown.push_str(&format!("{:?}\n", server.get(route).await));
     }
     let (_, log) = server.stop();
-    assert!(log.contains("agent memory could not be embedded"), "the failures are logged:\n{log}");
+    assert!(
+        log.contains("agent memory could not be embedded"),
+        "the failures are logged:\n{log}"
+    );
     shown.push_str(&log);
-    let doctored = Setup::command(&["doctor", "--online"]).config(&config(&stub)).run();
+    let doctored = Setup::command(&["doctor", "--online"])
+        .config(&config(&stub))
+        .run();
     shown.push_str(&format!("{doctored:?}"));
-    let wrong = Setup::without_models().config(&config(&stub).replace("type: openai", "type: nothing")).run();
+    let wrong = Setup::without_models()
+        .config(&config(&stub).replace("type: openai", "type: nothing"))
+        .run();
     shown.push_str(&format!("{wrong:?}"));
-    let unreadable = Setup::without_models().config(&config(&stub).replace("apiKey:", "apiKye:")).run();
+    let unreadable = Setup::without_models()
+        .config(&config(&stub).replace("apiKey:", "apiKye:"))
+        .run();
     assert_eq!(unreadable.code, Some(78));
     shown.push_str(&format!("{unreadable:?}"));
-    let listed = Setup::without_models().config(&config(&stub).replace(&format!("\"{}\"", stub::KEY), &format!("[\"{}\"]", stub::KEY))).run();
+    let listed = Setup::without_models()
+        .config(&config(&stub).replace(&format!("\"{}\"", stub::KEY), &format!("[\"{}\"]", stub::KEY)))
+        .run();
     assert_eq!(listed.code, Some(78));
     shown.push_str(&format!("{listed:?}"));
     if let Some(at) = shown.find(stub::KEY) {

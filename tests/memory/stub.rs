@@ -53,7 +53,9 @@ impl Stub {
             .route("/v1/embeddings", post(embeddings))
             .route("/v1/chat/completions", post(chat))
             .with_state(Arc::clone(&inner));
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
+            .await
+            .expect("a free port");
         let address = listener.local_addr().expect("an address");
         tokio::spawn(async move { axum::serve(listener, router).await });
         Self { address, inner }
@@ -80,14 +82,23 @@ impl Stub {
     /// The system prompt of the last chat; empty where it had none.
     pub fn last_system_prompt(&self) -> String {
         let chats = self.chats();
-        let messages = chats.last().expect("a chat")["messages"].as_array().expect("messages").clone();
+        let messages = chats.last().expect("a chat")["messages"]
+            .as_array()
+            .expect("messages")
+            .clone();
         let system = messages.iter().find(|message| message["role"] == "system");
-        system.and_then(|message| message["content"].as_str()).unwrap_or_default().to_owned()
+        system
+            .and_then(|message| message["content"].as_str())
+            .unwrap_or_default()
+            .to_owned()
     }
 }
 
 fn refused(headers: &HeaderMap) -> Option<Response> {
-    let sent = headers.get("authorization").and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let sent = headers
+        .get("authorization")
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default();
     (sent != format!("Bearer {KEY}")).then(|| failure(401))
 }
 
@@ -101,7 +112,10 @@ async fn embeddings(State(stub): State<Arc<Inner>>, headers: HeaderMap, Json(bod
     if let Some(refusal) = refused(&headers) {
         return refusal;
     }
-    assert_eq!((&body["model"], &body["dimensions"]), (&json!("stub-embed"), &json!(WIDTH)));
+    assert_eq!(
+        (&body["model"], &body["dimensions"]),
+        (&json!("stub-embed"), &json!(WIDTH))
+    );
     let texts: Vec<String> = serde_json::from_value(body["input"].clone()).expect("a list of texts");
     let behaviour = stub.behaviour.lock().unwrap().clone();
     stub.embed_calls.lock().unwrap().push(texts.clone());
@@ -109,7 +123,10 @@ async fn embeddings(State(stub): State<Arc<Inner>>, headers: HeaderMap, Json(bod
     if let Some(status) = behaviour.embed_status {
         return failure(status);
     }
-    if behaviour.refused_text.is_some_and(|refused| texts.contains(&refused)) {
+    if behaviour
+        .refused_text
+        .is_some_and(|refused| texts.contains(&refused))
+    {
         return failure(400);
     }
     let data: Vec<Value> = texts
@@ -123,8 +140,14 @@ async fn embeddings(State(stub): State<Arc<Inner>>, headers: HeaderMap, Json(bod
 /// Texts that share words are near each other.
 fn vector(text: &str) -> Vec<f32> {
     let mut vector = vec![0.01; WIDTH];
-    for word in text.to_lowercase().split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()) {
-        let hash = word.bytes().fold(7usize, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
+    for word in text
+        .to_lowercase()
+        .split(|c: char| !c.is_alphanumeric())
+        .filter(|word| !word.is_empty())
+    {
+        let hash = word.bytes().fold(7usize, |hash, byte| {
+            hash.wrapping_mul(31).wrapping_add(byte.into())
+        });
         vector[hash % WIDTH] += 1.0;
     }
     vector
@@ -148,8 +171,10 @@ async fn chat(State(stub): State<Arc<Inner>>, headers: HeaderMap, Json(body): Js
     };
     if body["stream"] != json!(true) {
         let message = json!({"role": "assistant", "content": "Tea is at four."});
-        let mut answer =
-            with("chat.completion", json!({"index": 0, "message": message, "finish_reason": "stop"}));
+        let mut answer = with(
+            "chat.completion",
+            json!({"index": 0, "message": message, "finish_reason": "stop"}),
+        );
         answer["usage"] = json!({"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14});
         return Json(answer).into_response();
     }
@@ -160,7 +185,10 @@ async fn chat(State(stub): State<Arc<Inner>>, headers: HeaderMap, Json(body): Js
             with("chat.completion.chunk", choice)
         })
         .collect();
-    events.push(with("chat.completion.chunk", json!({"index": 0, "delta": {}, "finish_reason": "stop"})));
+    events.push(with(
+        "chat.completion.chunk",
+        json!({"index": 0, "delta": {}, "finish_reason": "stop"}),
+    ));
     let text: String = events.iter().map(|event| format!("data: {event}\n\n")).collect();
     let body = Body::from(format!("{text}data: [DONE]\n\n"));
     ([("content-type", "text/event-stream")], body).into_response()

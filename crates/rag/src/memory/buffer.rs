@@ -250,9 +250,10 @@ async fn run(worker: Arc<Worker>, mut stop: watch::Receiver<bool>) {
     // Ends with this function, however that ends.
     let mut measuring = JoinSet::new();
     measuring.spawn(keep_measuring(Arc::clone(&worker.records)));
-    // Kinds of which the last claim left some behind. At first: whatever an earlier process left.
-    let mut more = Kind::ALL.to_vec();
-    let mut first = true;
+    // Kinds of which the last claim left some behind.
+    let mut more = Vec::new();
+    // The first look is for what an earlier process left.
+    let mut is_first = true;
     loop {
         while rounds.len() >= ROUNDS {
             rounds.join_next().await;
@@ -261,8 +262,8 @@ async fn run(worker: Arc<Worker>, mut stop: watch::Receiver<bool>) {
         if stopping && worker.pause.until().is_some() {
             break;
         }
-        let wanted = if stopping || first {
-            first = false;
+        let wanted = if stopping || is_first {
+            is_first = false;
             Wanted {
                 kinds: Kind::ALL.to_vec(),
                 sweep: Sweep::Yes,
@@ -305,22 +306,16 @@ async fn keep_measuring(records: Arc<dyn Records>) {
     }
 }
 
-/// `false` when the worker was stopped before it could begin.
+/// `false` when the worker was stopped while the store failed.
 async fn prepare(worker: &Worker, stop: &mut watch::Receiver<bool>) -> bool {
-    loop {
-        let prepared = tokio::select! {
-            prepared = reconcile::with_model(worker) => prepared,
-            _ = stop.changed() => return false,
-        };
-        let Err(error) = prepared else {
-            return true;
-        };
+    while let Err(error) = reconcile::with_model(worker).await {
         tracing::error!(%error, "agent memory cannot be prepared for embedding; trying again");
-        tokio::select! {
-            () = tokio::time::sleep(AFTER_STORE_FAILURE) => {}
-            _ = stop.changed() => return false,
+        let stopped = tokio::time::timeout(AFTER_STORE_FAILURE, stop.wait_for(|stop| *stop)).await;
+        if stopped.is_ok() {
+            return false;
         }
     }
+    true
 }
 
 struct Due {

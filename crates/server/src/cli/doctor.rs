@@ -68,7 +68,11 @@ struct Check {
 
 impl Check {
     fn new(name: impl Into<String>, status: Status, message: impl Into<String>) -> Self {
-        Self { name: name.into(), status, message: message.into() }
+        Self {
+            name: name.into(),
+            status,
+            message: message.into(),
+        }
     }
 
     fn pass(name: impl Into<String>, message: impl Into<String>) -> Self {
@@ -100,10 +104,18 @@ pub fn run(args: &DoctorArgs) -> ExitCode {
         Ok(checks) => checks,
         Err(error) => vec![Check::fail("Runtime", format!("{error:#}"))],
     };
-    let shown = if args.json { json(&checks) } else { text(&checks, &Style::of_stdout()) };
+    let shown = if args.json {
+        json(&checks)
+    } else {
+        text(&checks, &Style::of_stdout())
+    };
     // A closed pipe is no finding.
     let _ = std::io::stdout().lock().write_all(shown.as_bytes());
-    if count(&checks, Status::Fail) == 0 { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
+    if count(&checks, Status::Fail) == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(FAILED)
+    }
 }
 
 async fn examine(args: &DoctorArgs) -> Vec<Check> {
@@ -116,12 +128,20 @@ async fn examine(args: &DoctorArgs) -> Vec<Check> {
             return checks;
         }
     };
-    let reach = if args.online { Reach::Online } else { Reach::Offline };
+    let reach = if args.online {
+        Reach::Online
+    } else {
+        Reach::Offline
+    };
     let from = args.config.as_ref().map_or_else(
         || "no file is named; flags, environment and defaults count".to_owned(),
         |path| format!("{} can be read", path.display()),
     );
-    let mut checks = vec![Check::pass("Configuration", from), keys(&settings), data::port(&settings)];
+    let mut checks = vec![
+        Check::pass("Configuration", from),
+        keys(&settings),
+        data::port(&settings),
+    ];
     let (mut found, stored) = data::directory(&settings);
     checks.append(&mut found);
     checks.extend(models::embeddings(&settings));
@@ -153,12 +173,16 @@ fn settings(args: &DoctorArgs) -> Result<Settings, config::ConfigError> {
 fn keys(settings: &Settings) -> Check {
     let name = "API keys";
     match settings.api_keys.len() {
-        0 if settings.host.is_loopback() => {
-            Check::pass(name, format!("none, and only this machine can reach {}", settings.host))
-        }
+        0 if settings.host.is_loopback() => Check::pass(
+            name,
+            format!("none, and only this machine can reach {}", settings.host),
+        ),
         0 => Check::warn(
             name,
-            format!("none, and other machines can reach {}: set RAGSTONE_API_KEYS unless that is meant", settings.host),
+            format!(
+                "none, and other machines can reach {}: set RAGSTONE_API_KEYS unless that is meant",
+                settings.host
+            ),
         ),
         count => Check::pass(name, format!("{count} set")),
     }
@@ -188,7 +212,9 @@ struct Style {
 
 impl Style {
     fn of_stdout() -> Self {
-        Self { is_terminal: std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none() }
+        Self {
+            is_terminal: std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none(),
+        }
     }
 
     fn mark(&self, status: Status) -> &'static str {
@@ -206,13 +232,25 @@ impl Style {
 }
 
 fn text(checks: &[Check], style: &Style) -> String {
-    let width = checks.iter().map(|check| check.name.chars().count()).max().unwrap_or_default();
+    let width = checks
+        .iter()
+        .map(|check| check.name.chars().count())
+        .max()
+        .unwrap_or_default();
     let mut out = String::new();
     for check in checks {
         // Paths and answers of services are shown, never obeyed.
-        let message: String = check.message.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        let message: String = check
+            .message
+            .chars()
+            .map(|c| if c.is_control() { ' ' } else { c })
+            .collect();
         let pad = " ".repeat(width - check.name.chars().count());
-        out.push_str(&format!("{}  {}{pad}  {message}\n", style.mark(check.status), check.name));
+        out.push_str(&format!(
+            "{}  {}{pad}  {message}\n",
+            style.mark(check.status),
+            check.name
+        ));
     }
     out.push_str(&format!(
         "\n{} passed, {} warnings, {} failed, {} skipped\n",
@@ -230,9 +268,15 @@ mod tests {
 
     #[test]
     fn a_terminal_gets_symbols_and_a_pipe_gets_words() {
-        let checks = [Check::pass("A", "fine"), Check::fail("Long name", "bad\x1b[31m: mend it")];
+        let checks = [
+            Check::pass("A", "fine"),
+            Check::fail("Long name", "bad\x1b[31m: mend it"),
+        ];
         let piped = text(&checks, &Style { is_terminal: false });
-        assert_eq!(piped, "pass  A          fine\nFAIL  Long name  bad [31m: mend it\n\n1 passed, 0 warnings, 1 failed, 0 skipped\n");
+        assert_eq!(
+            piped,
+            "pass  A          fine\nFAIL  Long name  bad [31m: mend it\n\n1 passed, 0 warnings, 1 failed, 0 skipped\n"
+        );
         let shown = text(&checks, &Style { is_terminal: true });
         assert!(shown.contains('✓') && shown.contains('✗'), "{shown}");
     }

@@ -28,10 +28,14 @@ const SESSION: HeaderName = HeaderName::from_static("x-ragstone-session");
 /// Clients give up on longer headers.
 const MAX_SOURCES_BYTES: usize = 4096;
 /// What stands for itself in an id.
-const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b':').remove(b'/');
+const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'_')
+    .remove(b'.')
+    .remove(b':')
+    .remove(b'/');
 
-const NOT_CONFIGURED: &str =
-    "No chat provider is configured: set chat.providerID to an entry of providers, and chat.model, in the configuration file";
+const NOT_CONFIGURED: &str = "No chat provider is configured: set chat.providerID to an entry of providers, and chat.model, in the configuration file";
 
 /// Continue a conversation, in the shape of OpenAI's interface.
 #[utoipa::path(
@@ -62,10 +66,13 @@ pub async fn completions(
         Some(_) => return Err(ApiError::bad_request("'stream' must be true or false")),
     };
     let request = ChatRequest::from_json(body)?;
-    let session = headers.get(SESSION).and_then(|value| value.to_str().ok()).filter(|key| !key.is_empty());
+    let session = session_key(&headers)?;
     let Prepared { request, sources } = match &state.agent.context {
         Some(context) => context.prepare(request, session).await,
-        None => Prepared { request, sources: Vec::new() },
+        None => Prepared {
+            request,
+            sources: Vec::new(),
+        },
     };
     let mut response = if streams {
         events(model.stream(request).await.map_err(refusal)?).into_response()
@@ -76,6 +83,19 @@ pub async fn completions(
         response.headers_mut().insert(SOURCES, list);
     }
     Ok(response)
+}
+
+/// A session that cannot be read must not become all sessions.
+fn session_key(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
+    let Some(value) = headers.get(SESSION) else {
+        return Ok(None);
+    };
+    match std::str::from_utf8(value.as_bytes()) {
+        Ok(key) => Ok(Some(key).filter(|key| !key.is_empty())),
+        Err(_) => Err(ApiError::bad_request(
+            "The header 'x-ragstone-session' is not valid UTF-8",
+        )),
+    }
 }
 
 /// A key that the provider does not take is ours, not the client's.
@@ -130,13 +150,19 @@ mod tests {
     use super::*;
 
     fn source(id: &str) -> Source {
-        Source { collection: "knowledge".to_owned(), id: id.to_owned() }
+        Source {
+            collection: "knowledge".to_owned(),
+            id: id.to_owned(),
+        }
     }
 
     #[test]
     fn the_header_lists_sources_and_stays_a_header() {
         let header = sources_header(&[source("a-1"), source("b, c\r\nx: é")]).unwrap();
-        assert_eq!(header.to_str().unwrap(), "knowledge/a-1, knowledge/b%2C%20c%0D%0Ax:%20%C3%A9");
+        assert_eq!(
+            header.to_str().unwrap(),
+            "knowledge/a-1, knowledge/b%2C%20c%0D%0Ax:%20%C3%A9"
+        );
         assert!(sources_header(&[]).is_none());
         let many: Vec<Source> = (0..100).map(|_| source(&"é".repeat(200))).collect();
         assert!(sources_header(&many).unwrap().len() <= MAX_SOURCES_BYTES);

@@ -3,9 +3,9 @@
 use axum::Json;
 use axum::extract::{FromRequestParts, Path, State};
 use axum::http::request::Parts;
+use ragstone_core::collection::shorten;
 use ragstone_core::document::DocumentId;
 use ragstone_core::error::InvalidInput;
-use ragstone_core::collection::shorten;
 use ragstone_rag::memory::{EmbeddingState, Entry, Kind, PageRequest, StoredEntry};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -42,9 +42,10 @@ impl SaveEntry {
             value.ok_or_else(|| InvalidInput::new(format!("Field '{field}' is required")))
         };
         let entry = match kind {
-            Kind::Knowledge => {
-                Entry::Knowledge { content: required("content", self.content)?, category: self.category }
-            }
+            Kind::Knowledge => Entry::Knowledge {
+                content: required("content", self.content)?,
+                category: self.category,
+            },
             Kind::Observation => Entry::Observation {
                 session_key: required("session_key", self.session_key)?,
                 content: required("content", self.content)?,
@@ -197,7 +198,10 @@ fn kind(segment: Option<&String>) -> Result<Kind, ApiError> {
     let name = segment.map(String::as_str).unwrap_or_default();
     Kind::from_plural(name).ok_or_else(|| {
         let known = Kind::ALL.map(Kind::plural).join(", ");
-        ApiError::not_found(format!("There is no memory of the kind '{}'; there are: {known}", shorten(name)))
+        ApiError::not_found(format!(
+            "There is no memory of the kind '{}'; there are: {known}",
+            shorten(name)
+        ))
     })
 }
 
@@ -261,7 +265,10 @@ fn parse_id(id: String) -> Result<DocumentId, InvalidInput> {
 async fn save(state: &AppState, id: Option<DocumentId>, entry: Entry) -> Result<Json<Saved>, ApiError> {
     let collection = entry.kind().collection();
     let id = state.agent.memory.save(id, entry).await?;
-    Ok(Json(Saved { id: id.into_string(), collection }))
+    Ok(Json(Saved {
+        id: id.into_string(),
+        collection,
+    }))
 }
 
 /// List entries of a kind, by id.
@@ -282,16 +289,28 @@ pub async fn list(
 ) -> Result<Json<EntryList>, ApiError> {
     let limit = params.count("limit", DEFAULT_LIMIT)?.min(MAX_LIMIT);
     if limit == 0 {
-        return Err(ApiError::bad_request("Query parameter 'limit' must be at least 1"));
+        return Err(ApiError::bad_request(
+            "Query parameter 'limit' must be at least 1",
+        ));
     }
     let request = PageRequest {
-        session_key: params.get("session_key").filter(|key| !key.is_empty()).map(str::to_owned),
-        after: params.get("after").filter(|after| !after.is_empty()).map(str::to_owned),
+        session_key: params
+            .get("session_key")
+            .filter(|key| !key.is_empty())
+            .map(str::to_owned),
+        after: params
+            .get("after")
+            .filter(|after| !after.is_empty())
+            .map(str::to_owned),
         limit: limit as usize,
     };
     let page = state.agent.memory.entries(kind, request).await?;
     let records: Vec<EntryBody> = page.entries.into_iter().map(Into::into).collect();
-    Ok(Json(EntryList { count: records.len(), records, next: page.next }))
+    Ok(Json(EntryList {
+        count: records.len(),
+        records,
+        next: page.next,
+    }))
 }
 
 /// Read one entry.
@@ -327,7 +346,11 @@ pub async fn delete(
     EntryPath(kind, id): EntryPath,
 ) -> Result<Json<EntryDeleted>, ApiError> {
     if state.agent.memory.delete(kind, &id).await? {
-        Ok(Json(EntryDeleted { status: "deleted", id, collection: kind.collection() }))
+        Ok(Json(EntryDeleted {
+            status: "deleted",
+            id,
+            collection: kind.collection(),
+        }))
     } else {
         Err(entry_not_found(kind, &id))
     }

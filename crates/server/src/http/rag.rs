@@ -78,9 +78,14 @@ pub async fn retrieve(
     let most = state.limits.top_k;
     let limit = match body.limit {
         None => None,
-        Some(limit) => Some(usize::try_from(limit).ok().filter(|limit| (1..=most).contains(limit)).ok_or_else(
-            || ApiError::bad_request(format!("'limit' must be from 1 to {most}, not {limit}")),
-        )?),
+        Some(limit) => Some(
+            usize::try_from(limit)
+                .ok()
+                .filter(|limit| (1..=most).contains(limit))
+                .ok_or_else(|| {
+                    ApiError::bad_request(format!("'limit' must be from 1 to {most}, not {limit}"))
+                })?,
+        ),
     };
     let retrieval = Retrieval {
         query: body.query,

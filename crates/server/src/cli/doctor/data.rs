@@ -17,9 +17,14 @@ pub(super) fn port(settings: &Settings) -> Check {
         Ok(_) => Check::pass("Port", format!("{address} is free")),
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Check::warn(
             "Port",
-            format!("{address} is in use: if not by this service, stop the other program or choose another --port"),
+            format!(
+                "{address} is in use: if not by this service, stop the other program or choose another --port"
+            ),
         ),
-        Err(error) => Check::fail("Port", format!("cannot listen on {address}: {error}; choose another --host or --port")),
+        Err(error) => Check::fail(
+            "Port",
+            format!("cannot listen on {address}: {error}; choose another --host or --port"),
+        ),
     }
 }
 
@@ -33,35 +38,72 @@ pub(super) fn directory(settings: &Settings) -> (Vec<Check>, Vec<InspectedCollec
 fn writable(path: &Path) -> Check {
     let name = "Data directory";
     if path.exists() && !path.is_dir() {
-        return Check::fail(name, format!("{} is not a directory: choose another --data-dir", path.display()));
+        return Check::fail(
+            name,
+            format!("{} is not a directory: choose another --data-dir", path.display()),
+        );
     }
-    let Some(existing) = path.ancestors().map(|part| if part.as_os_str().is_empty() { Path::new(".") } else { part }).find(|part| part.is_dir())
+    let Some(existing) = path
+        .ancestors()
+        .map(|part| {
+            if part.as_os_str().is_empty() {
+                Path::new(".")
+            } else {
+                part
+            }
+        })
+        .find(|part| part.is_dir())
     else {
-        return Check::fail(name, format!("{} cannot be created: choose another --data-dir", path.display()));
+        return Check::fail(
+            name,
+            format!("{} cannot be created: choose another --data-dir", path.display()),
+        );
     };
     let probe = existing.join(format!(".ragstone-doctor-{}", std::process::id()));
     if let Err(error) = std::fs::File::create_new(&probe).and_then(|_| std::fs::remove_file(&probe)) {
         return Check::fail(
             name,
-            format!("{} cannot be written to ({error}): change its permissions or choose another --data-dir", existing.display()),
+            format!(
+                "{} cannot be written to ({error}): change its permissions or choose another --data-dir",
+                existing.display()
+            ),
         );
     }
-    let state = if path.is_dir() { "can be written to" } else { "does not exist yet and can be created" };
+    let state = if path.is_dir() {
+        "can be written to"
+    } else {
+        "does not exist yet and can be created"
+    };
     match free_bytes(existing) {
-        Some(free) if free < NO_SPACE => {
-            Check::fail(name, format!("{}: only {} MB are free: make room on this disk", path.display(), free >> 20))
-        }
-        Some(free) if free < LITTLE_SPACE => {
-            Check::warn(name, format!("{}: only {} MB are free: make room on this disk soon", path.display(), free >> 20))
-        }
-        Some(free) => Check::pass(name, format!("{} {state}, {} GB free", path.display(), free >> 30)),
+        Some(free) if free < NO_SPACE => Check::fail(
+            name,
+            format!(
+                "{}: only {} MB are free: make room on this disk",
+                path.display(),
+                free >> 20
+            ),
+        ),
+        Some(free) if free < LITTLE_SPACE => Check::warn(
+            name,
+            format!(
+                "{}: only {} MB are free: make room on this disk soon",
+                path.display(),
+                free >> 20
+            ),
+        ),
+        Some(free) => Check::pass(
+            name,
+            format!("{} {state}, {} GB free", path.display(), free >> 30),
+        ),
         None => Check::pass(name, format!("{} {state}", path.display())),
     }
 }
 
 #[cfg(unix)]
 fn free_bytes(path: &Path) -> Option<u64> {
-    rustix::fs::statvfs(path).ok().map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize))
+    rustix::fs::statvfs(path)
+        .ok()
+        .map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize))
 }
 
 #[cfg(not(unix))]
@@ -73,10 +115,20 @@ fn database(path: &Path) -> (Check, Vec<InspectedCollection>) {
     let name = "Database";
     let restore = "stop the server and restore the data directory from a backup";
     match inspect(path) {
-        Ok(None) => (Check::skip(name, "there is none yet; the first start makes it"), Vec::new()),
-        Err(error) => (Check::fail(name, format!("it cannot be read ({error}): {restore}")), Vec::new()),
-        Ok(Some(Inspection { schema, known_schema, .. })) if schema > known_schema => {
-            let message = format!("its schema {schema} is newer than this program's {known_schema}: use a newer Ragstone");
+        Ok(None) => (
+            Check::skip(name, "there is none yet; the first start makes it"),
+            Vec::new(),
+        ),
+        Err(error) => (
+            Check::fail(name, format!("it cannot be read ({error}): {restore}")),
+            Vec::new(),
+        ),
+        Ok(Some(Inspection {
+            schema, known_schema, ..
+        })) if schema > known_schema => {
+            let message = format!(
+                "its schema {schema} is newer than this program's {known_schema}: use a newer Ragstone"
+            );
             (Check::fail(name, message), Vec::new())
         }
         Ok(Some(found)) if !found.problems.is_empty() => {
@@ -84,8 +136,15 @@ fn database(path: &Path) -> (Check, Vec<InspectedCollection>) {
             (Check::fail(name, message), found.collections)
         }
         Ok(Some(found)) => {
-            let visible = found.collections.iter().filter(|collection| !collection.name.starts_with('.')).count();
-            let message = format!("sound, schema {} of {}, {visible} collections", found.schema, found.known_schema);
+            let visible = found
+                .collections
+                .iter()
+                .filter(|collection| !collection.name.starts_with('.'))
+                .count();
+            let message = format!(
+                "sound, schema {} of {}, {visible} collections",
+                found.schema, found.known_schema
+            );
             (Check::pass(name, message), found.collections)
         }
     }

@@ -20,8 +20,15 @@ pub(super) fn embeddings(settings: &Settings) -> Vec<Check> {
         }
     };
     match EmbeddingsConfig::from_file(path) {
-        Err(error) => vec![Check::fail(name, format!("{}: {error}: correct this file", path.display()))],
-        Ok(config) => config.embeddings.iter().map(|entry| embedding_model(entry, settings)).collect(),
+        Err(error) => vec![Check::fail(
+            name,
+            format!("{}: {error}: correct this file", path.display()),
+        )],
+        Ok(config) => config
+            .embeddings
+            .iter()
+            .map(|entry| embedding_model(entry, settings))
+            .collect(),
     }
 }
 
@@ -39,8 +46,14 @@ fn embedding_model(entry: &ModelEntry, settings: &Settings) -> Check {
                 &config::process_env,
             );
             match made {
-                Ok(_) => Check::pass(name, format!("{} of provider '{}'", remote.model, remote.provider)),
-                Err(error) => Check::fail(name, format!("{error}: correct 'provider' or the providers section")),
+                Ok(_) => Check::pass(
+                    name,
+                    format!("{} of provider '{}'", remote.model, remote.provider),
+                ),
+                Err(error) => Check::fail(
+                    name,
+                    format!("{error}: correct 'provider' or the providers section"),
+                ),
             }
         }
     }
@@ -50,7 +63,9 @@ pub(super) fn cross_encoder(settings: &Settings) -> Check {
     let name = "Cross-encoder";
     match &settings.cross_encoder {
         None => Check::skip(name, "none is configured; reranking is off"),
-        Some(CrossEncoderChoice::Directory(path)) => files(name.to_owned(), &ModelSource::Directory(path.clone())),
+        Some(CrossEncoderChoice::Directory(path)) => {
+            files(name.to_owned(), &ModelSource::Directory(path.clone()))
+        }
         Some(CrossEncoderChoice::Hub(id)) => files(name.to_owned(), &ModelSource::parse(id)),
     }
 }
@@ -61,7 +76,10 @@ fn files(name: String, source: &ModelSource) -> Check {
             None => Check::pass(name, format!("{} is complete", path.display())),
             Some(missing) => Check::fail(
                 name,
-                format!("{} lacks {missing}: put the model's files there, or correct the path", path.display()),
+                format!(
+                    "{} lacks {missing}: put the model's files there, or correct the path",
+                    path.display()
+                ),
             ),
         },
         ModelSource::Hub { id, revision } => {
@@ -69,12 +87,18 @@ fn files(name: String, source: &ModelSource) -> Check {
                 Ok(hub) => hub,
                 Err(error) => return Check::fail(name, error.to_string()),
             };
-            let cached = if id == default_model::ID { default_model::cached(&hub) } else { hub.cached(id, revision) };
+            let cached = if id == default_model::ID {
+                default_model::cached(&hub)
+            } else {
+                hub.cached(id, revision)
+            };
             match cached {
                 Some(path) => Check::pass(name, format!("{id} is in the cache, at {}", path.display())),
                 None => Check::warn(
                     name,
-                    format!("{id} is not in the cache: the next start downloads it, or fetch it now with `ragstone models pull {id}`"),
+                    format!(
+                        "{id} is not in the cache: the next start downloads it, or fetch it now with `ragstone models pull {id}`"
+                    ),
                 ),
             }
         }
@@ -88,11 +112,18 @@ fn missing_file(directory: &Path) -> Option<&'static str> {
     }
     // The encoder may be in a folder of its own.
     let places = [directory.to_owned(), directory.join("0_Transformer")];
-    let has = |files: &[&str]| places.iter().any(|place| files.iter().any(|file| place.join(file).is_file()));
+    let has = |files: &[&str]| {
+        places
+            .iter()
+            .any(|place| files.iter().any(|file| place.join(file).is_file()))
+    };
     [
         ("config.json", &["config.json"][..]),
         ("tokenizer.json", &["tokenizer.json"]),
-        ("model.safetensors", &["model.safetensors", "model.safetensors.index.json"]),
+        (
+            "model.safetensors",
+            &["model.safetensors", "model.safetensors.index.json"],
+        ),
     ]
     .into_iter()
     .find_map(|(name, files)| (!has(files)).then_some(name))

@@ -29,7 +29,10 @@ pub(super) fn embedding(settings: &Settings, stored: &[InspectedCollection]) -> 
     let resolution = resolve(config, &settings.providers);
     let backend = match &resolution {
         Resolution::Disabled if config.provider.is_empty() => {
-            return Check::skip(EMBEDDING, "not configured; to embed agent memory set embedding.providerID or embedding.provider");
+            return Check::skip(
+                EMBEDDING,
+                "not configured; to embed agent memory set embedding.providerID or embedding.provider",
+            );
         }
         Resolution::Disabled => {
             let message = format!(
@@ -62,21 +65,30 @@ pub(super) fn embedding(settings: &Settings, stored: &[InspectedCollection]) -> 
     };
     let info = embedder.info();
     let width = info.identity.dimensions;
-    let facts = format!("{} with model {}, {width} dimensions", backend.as_str(), info.name);
+    let facts = format!(
+        "{} with model {}, {width} dimensions",
+        backend.as_str(),
+        info.name
+    );
     if config.dimensions.is_none() {
         return Check::warn(
             EMBEDDING,
-            format!("embedding.dimensions is not set, so {width} is assumed ({facts}): set it to what the model makes"),
+            format!(
+                "embedding.dimensions is not set, so {width} is assumed ({facts}): set it to what the model makes"
+            ),
         );
     }
     let is_memory = |name: &str| Kind::ALL.into_iter().any(|kind| kind.vectors().as_str() == name);
-    let other = stored.iter().filter(|collection| is_memory(&collection.name)).find_map(|collection| {
-        collection.dimensions.filter(|stored| *stored != width)
-    });
+    let other = stored
+        .iter()
+        .filter(|collection| is_memory(&collection.name))
+        .find_map(|collection| collection.dimensions.filter(|stored| *stored != width));
     match other {
         Some(stored) => Check::warn(
             EMBEDDING,
-            format!("{facts}, but stored vectors have {stored}: the next start embeds all of memory again; set embedding.dimensions back if that is not meant"),
+            format!(
+                "{facts}, but stored vectors have {stored}: the next start embeds all of memory again; set embedding.dimensions back if that is not meant"
+            ),
         ),
         None => Check::pass(EMBEDDING, facts),
     }
@@ -85,18 +97,33 @@ pub(super) fn embedding(settings: &Settings, stored: &[InspectedCollection]) -> 
 fn in_process(settings: &Settings) -> Check {
     let wanted = &settings.embedding.model;
     let EmbeddingsChoice::File(path) = &settings.embeddings else {
-        return Check::fail(EMBEDDING, "embedding.provider is 'in-process', and no models are configured: name them with --embeddings-config");
+        return Check::fail(
+            EMBEDDING,
+            "embedding.provider is 'in-process', and no models are configured: name them with --embeddings-config",
+        );
     };
     match EmbeddingsConfig::from_file(path) {
-        Err(error) => Check::fail(EMBEDDING, format!("{}: {error}: correct this file", path.display())),
+        Err(error) => Check::fail(
+            EMBEDDING,
+            format!("{}: {error}: correct this file", path.display()),
+        ),
         Ok(config) if wanted.is_empty() || config.embeddings.iter().any(|entry| entry.id() == wanted) => {
-            let model = config.embeddings.first().map(|entry| entry.id()).filter(|_| wanted.is_empty());
-            Check::pass(EMBEDDING, format!("the model '{}' of this process", model.unwrap_or(wanted)))
+            let model = config
+                .embeddings
+                .first()
+                .map(|entry| entry.id())
+                .filter(|_| wanted.is_empty());
+            Check::pass(
+                EMBEDDING,
+                format!("the model '{}' of this process", model.unwrap_or(wanted)),
+            )
         }
         Ok(config) => {
             let ids: Vec<&str> = config.embeddings.iter().map(|entry| entry.id()).collect();
-            let message =
-                format!("embedding.model is '{wanted}', and the models are {}: use one of these", ids.join(", "));
+            let message = format!(
+                "embedding.model is '{wanted}', and the models are {}: use one of these",
+                ids.join(", ")
+            );
             Check::fail(EMBEDDING, message)
         }
     }
@@ -107,7 +134,10 @@ pub(super) fn chat(settings: &Settings) -> Check {
         return Check::skip(CHAT, "not configured; to chat set chat.providerID and chat.model");
     };
     match chat::from_config(config, &settings.providers, &config::process_env) {
-        Ok(model) => Check::pass(CHAT, format!("{} through provider '{}'", model.model(), config.provider_id)),
+        Ok(model) => Check::pass(
+            CHAT,
+            format!("{} through provider '{}'", model.model(), config.provider_id),
+        ),
         Err(error) => Check::fail(CHAT, mend(&error)),
     }
 }
@@ -119,7 +149,9 @@ pub(super) fn keys(settings: &Settings) -> Vec<Check> {
         .iter()
         .filter_map(|(id, entry)| {
             let key = entry.api_key.as_ref()?;
-            let error = key.resolve(&format!("providers.{id}.apiKey"), &config::process_env).err()?;
+            let error = key
+                .resolve(&format!("providers.{id}.apiKey"), &config::process_env)
+                .err()?;
             Some(Check::warn(format!("Provider {id}"), mend(&error)))
         })
         .collect()
@@ -149,7 +181,9 @@ pub(super) async fn services(settings: &Settings, reach: Reach) -> Vec<Check> {
             }
             let health = backend.health().await;
             match health.status {
-                HealthStatus::Healthy => Check::pass(title, format!("answers in {:.0} ms", health.latency_ms)),
+                HealthStatus::Healthy => {
+                    Check::pass(title, format!("answers in {:.0} ms", health.latency_ms))
+                }
                 HealthStatus::Degraded => Check::warn(title, format!("{}: look at its log", health.message)),
                 HealthStatus::Unhealthy => {
                     Check::fail(title, format!("{}: start it, or correct its url", health.message))
@@ -164,7 +198,9 @@ pub(super) async fn services(settings: &Settings, reach: Reach) -> Vec<Check> {
 pub(super) async fn online(settings: &Settings, reach: Reach) -> Vec<Check> {
     const NAMES: [&str; 2] = ["Embedding provider", "Chat provider"];
     if reach == Reach::Offline {
-        return NAMES.map(|name| Check::skip(name, "not asked; use --online")).into();
+        return NAMES
+            .map(|name| Check::skip(name, "not asked; use --online"))
+            .into();
     }
     let (embedding, chat) = futures::join!(ask_embedder(settings), ask_chat(settings));
     NAMES
@@ -182,7 +218,10 @@ async fn ask_embedder(settings: &Settings) -> Option<Result<String, String>> {
     let embedder = from_config(&settings.embedding, &settings.providers, &config::process_env).ok()??;
     let asked = embedder.embed(vec!["ping".to_owned().into()], Role::Query).await;
     Some(match asked {
-        Ok(_) => Ok(format!("answers with {} dimensions", embedder.info().identity.dimensions)),
+        Ok(_) => Ok(format!(
+            "answers with {} dimensions",
+            embedder.info().identity.dimensions
+        )),
         Err(error) => Err(error.to_string()),
     })
 }
@@ -198,13 +237,21 @@ async fn ask_chat(settings: &Settings) -> Option<Result<String, String>> {
 
 fn known(settings: &Settings) -> String {
     let ids: Vec<&str> = settings.providers.keys().map(String::as_str).collect();
-    if ids.is_empty() { "none are configured".to_owned() } else { ids.join(", ") }
+    if ids.is_empty() {
+        "none are configured".to_owned()
+    } else {
+        ids.join(", ")
+    }
 }
 
 fn mend(error: &ConfigError) -> String {
     let hint = match error {
-        ConfigError::MissingKey { provider } => format!("set providers.{provider}.apiKey, for example to ${{ENV_NAME}}"),
-        ConfigError::MissingVariable { variable, .. } => format!("set {variable} in the environment of the server"),
+        ConfigError::MissingKey { provider } => {
+            format!("set providers.{provider}.apiKey, for example to ${{ENV_NAME}}")
+        }
+        ConfigError::MissingVariable { variable, .. } => {
+            format!("set {variable} in the environment of the server")
+        }
         ConfigError::Unknown { .. } | ConfigError::NotOffered { .. } => "use one that is known".to_owned(),
         ConfigError::Field { .. } | ConfigError::Client(_) => "correct the configuration file".to_owned(),
     };
