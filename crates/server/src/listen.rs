@@ -9,8 +9,8 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tower::ServiceExt;
 
 use crate::http::state::{Limits, Stopping};
@@ -34,12 +34,10 @@ pub async fn serve(
     builder.timer(TokioTimer::new()).header_read_timeout(limits.header_timeout);
     let open = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let graceful = GracefulShutdown::new();
-    let (accepting, ended) = watch::channel(());
-    let header_timeout = limits.header_timeout;
     tokio::pin!(stop);
     loop {
         let permit = tokio::select! {
-            permit = Arc::clone(&open).acquire_owned() => permit.context("the connection limit is gone")?,
+            permit = Arc::clone(&open).acquire_owned() => permit,
             () = &mut stop => break,
         };
         let accepted = tokio::select! {
@@ -61,18 +59,14 @@ pub async fn serve(
             let router = router.clone();
             async move { Ok::<_, Infallible>(router.oneshot(request).await.unwrap_or_else(|never| match never {})) }
         });
-        let (builder, watcher, ended) = (Arc::clone(&builder), graceful.watcher(), ended.clone());
+        let connection = graceful.watch(builder.serve_connection(TokioIo::new(stream), service));
         tokio::spawn(async move {
-            if speaks(&stream, header_timeout, ended).await {
-                let connection = builder.serve_connection(TokioIo::new(stream), service);
-                if let Err(error) = watcher.watch(connection).await {
-                    tracing::debug!(error, "a connection ended early");
-                }
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "a connection ended early");
             }
             drop(permit);
         });
     }
-    drop(accepting);
     stopping.set();
     drop(listener);
     tracing::info!("stopping: finishing accepted requests");
@@ -80,18 +74,6 @@ pub async fn serve(
         tracing::warn!("some requests did not finish in time and were given up");
     }
     Ok(())
-}
-
-/// Waits for the first byte of a connection. By the first bytes hyper tells HTTP/1 from HTTP/2, and
-/// it waits for them without limit, before its own timeouts begin.
-async fn speaks(stream: &TcpStream, limit: Duration, mut ended: watch::Receiver<()>) -> bool {
-    let mut first = [0];
-    tokio::select! {
-        biased;
-        peeked = tokio::time::timeout(limit, stream.peek(&mut first)) => matches!(peeked, Ok(Ok(1))),
-        // Only its end is ever seen: nothing is sent.
-        _ = ended.changed() => false,
-    }
 }
 
 /// Resolves on Ctrl-C or on the signal that service managers send.
