@@ -3,10 +3,21 @@
 //! Functions here take a [`Service`], which is nothing but the parts they work with, and answer
 //! with domain types and a [`ServiceError`]. They know neither HTTP nor SQL.
 
+pub mod chat;
+pub mod collect;
+pub mod conversations;
 pub mod documents;
 pub mod error;
+pub mod gateway;
+pub mod ingest;
+pub mod jobs;
+pub mod ledger;
+pub mod memory;
 pub mod models;
 pub mod search;
+
+#[cfg(test)]
+mod test_parts;
 
 use std::sync::Arc;
 

@@ -24,9 +24,13 @@ pub(crate) struct WordEmbedder {
 
 impl WordEmbedder {
     pub(crate) fn new(id: &str) -> Arc<Self> {
+        Self::with_version(id, "1")
+    }
+
+    pub(crate) fn with_version(id: &str, version: &str) -> Arc<Self> {
         let identity = ModelIdentity {
             id: id.to_owned(),
-            version: "1".to_owned(),
+            version: version.to_owned(),
             dimensions: DIMENSIONS,
         };
         Arc::new(Self {

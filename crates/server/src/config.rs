@@ -5,19 +5,23 @@
 
 mod file;
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use ragstone_providers::config::{ChatConfig, EmbeddingConfig, Providers, ServiceConfig};
 use secrecy::{ExposeSecret, SecretString};
 
 pub use file::FileConfig;
-use file::ServerSection;
+use file::{ConversationsSection, ServerSection};
 
 use crate::http::state::Limits;
 
 pub const DEFAULT_PORT: u16 = 5006;
 const DEFAULT_DATA_DIR: &str = "ragstone-data";
+/// Ten years, which is for ever, and far from where times overflow.
+const MAX_TTL_SECONDS: u64 = 10 * 366 * 24 * 60 * 60;
 
 /// Wrong configuration, in one sentence that says what to change. Ends the program with exit code 78.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +59,14 @@ pub struct Settings {
     pub embeddings: EmbeddingsChoice,
     pub cross_encoder: Option<CrossEncoderChoice>,
     pub limits: Limits,
+    /// Named credentials; keys in them are looked up where they are used.
+    pub providers: Providers,
+    pub embedding: EmbeddingConfig,
+    pub chat: Option<ChatConfig>,
+    /// The gateway's backends, by name. Keys in them are looked up when the services are connected.
+    pub services: BTreeMap<String, ServiceConfig>,
+    /// How long a conversation is kept after its last message.
+    pub conversation_ttl: Duration,
     /// Compute threads of the models; as many as there are cores unless set.
     pub threads: Option<usize>,
 }
@@ -138,6 +150,11 @@ pub fn build(layers: Layers<'_>) -> Result<Settings, ConfigError> {
         embeddings,
         cross_encoder: from_flags.or(from_env).or(from_file),
         limits: limits(&server)?,
+        providers: file.providers,
+        embedding: file.embedding,
+        chat: file.chat,
+        services: file.services,
+        conversation_ttl: conversation_ttl(file.conversations.as_ref())?,
         threads: threads.filter(|threads| *threads > 0),
     })
 }
@@ -198,6 +215,14 @@ fn api_keys(
         return Err(ConfigError("An API key is empty: give each key at least one character".to_owned()));
     }
     Ok(keys)
+}
+
+fn conversation_ttl(section: Option<&ConversationsSection>) -> Result<Duration, ConfigError> {
+    match section.and_then(|section| section.ttl_seconds) {
+        None => Ok(ragstone_rag::conversations::DEFAULT_TTL),
+        Some(seconds @ 1..=MAX_TTL_SECONDS) => Ok(Duration::from_secs(seconds)),
+        Some(_) => Err(ConfigError(format!("conversations.ttlSeconds must be from 1 to {MAX_TTL_SECONDS}"))),
+    }
 }
 
 fn limits(server: &ServerSection) -> Result<Limits, ConfigError> {

@@ -2,6 +2,7 @@
 //!
 //! Only this crate knows axum, status codes and the JSON shapes of the wire.
 
+mod agent;
 pub mod cli;
 pub mod config;
 pub mod http;

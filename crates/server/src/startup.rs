@@ -2,31 +2,43 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use ragstone_core::model::{Embedder, Reranker};
+use ragstone_core::records::Records;
 use ragstone_core::store::Store;
-use ragstone_models::config::{EXAMPLE_CONFIG, EmbeddingsConfig, LocalEntry, ModelEntry};
+use ragstone_models::config::{EXAMPLE_CONFIG, EmbeddingsConfig, LocalEntry, ModelEntry, RemoteEntry};
 use ragstone_models::hub::{Hub, HubSettings, ModelSource};
 use ragstone_models::{Engine, EngineOptions, open_cross_encoder, open_embedder};
+use ragstone_providers::config::Providers;
+use ragstone_providers::embedding;
+use ragstone_rag::conversations::{self, Conversations};
+use ragstone_rag::gateway::{Gateway, GatewayConfig};
+use ragstone_rag::ingest::Ingestion;
+use ragstone_rag::jobs::Jobs;
+use ragstone_rag::ledger::Ledger;
 use ragstone_rag::{Models, Service};
 use ragstone_store::{SqliteStore, StoreOptions};
 use secrecy::ExposeSecret;
 use tokio::net::TcpListener;
 
-use crate::config::{ConfigError, CrossEncoderChoice, EmbeddingsChoice, Settings, StoreLocation};
+use crate::agent::Agent;
+use crate::config::{self, ConfigError, CrossEncoderChoice, EmbeddingsChoice, Settings, StoreLocation};
 use crate::http::auth::ApiKeys;
 use crate::http::state::{AppState, BodyBudget, Stopping};
 use crate::{http, listen, telemetry};
 
 /// How many requests of the largest size may be in memory at once.
 const LARGE_BODIES: usize = 8;
+/// How long embedding agent memory may go on after the last request.
+const DRAIN: Duration = Duration::from_secs(10);
 
 /// Loads, opens, binds and serves until told to stop.
 pub async fn serve(settings: Settings) -> anyhow::Result<()> {
     let listener = bind(&settings).await?;
     let models = load_models(&settings).await?;
-    let running = Running::start(&settings, models)?;
+    let running = Running::start(&settings, models).await?;
     running.serve_on(listener, &settings, listen::stop_signal()).await
 }
 
@@ -43,15 +55,33 @@ pub struct Running {
 }
 
 impl Running {
-    pub fn start(settings: &Settings, models: Models) -> anyhow::Result<Self> {
+    pub async fn start(settings: &Settings, models: Models) -> anyhow::Result<Self> {
         let StoreLocation::Embedded(directory) = &settings.store;
         let store = SqliteStore::open(directory, StoreOptions::default())
             .with_context(|| format!("the store in {} cannot be opened", directory.display()))?;
         let store = Arc::new(store);
         let service = Service { store: Arc::clone(&store) as Arc<dyn Store>, models: Arc::new(models) };
+        let gateway = connect_services(settings, &service)?;
+        let agent = Agent::start(settings, &service, Arc::clone(&store) as Arc<dyn Records>).await?;
+        let conversations = Conversations {
+            records: Arc::clone(&store) as Arc<dyn Records>,
+            models: Arc::clone(&service.models),
+            chat: agent.chat.clone(),
+            ttl: settings.conversation_ttl,
+        };
+        let ingestion = Ingestion {
+            service: service.clone(),
+            records: Arc::clone(&store) as Arc<dyn Records>,
+            read: crate::cli::ingest::read_options(),
+        };
         let keys = ApiKeys::new(settings.api_keys.iter().map(|key| key.expose_secret()));
         let state = AppState {
             service: service.clone(),
+            agent,
+            gateway,
+            conversations,
+            ledger: Ledger::new(Arc::clone(&store) as Arc<dyn Records>),
+            jobs: Jobs::new(ingestion),
             limits: Arc::new(settings.limits.clone()),
             body_budget: BodyBudget::for_bodies(LARGE_BODIES, settings.limits.add_bytes),
             keys: Arc::new(keys),
@@ -68,6 +98,7 @@ impl Running {
 
     /// Ends without having served.
     pub async fn stop(self) -> anyhow::Result<()> {
+        self.state.agent.stop(DRAIN).await;
         self.store.close().await.context("the store could not be closed cleanly")
     }
 
@@ -80,12 +111,37 @@ impl Running {
         let address = listener.local_addr()?;
         tracing::info!(version = env!("CARGO_PKG_VERSION"), "listening on http://{address}");
         let stopping = self.state.stopping.clone();
+        let records = Arc::clone(&self.state.conversations.records);
+        let sweeping = tokio::spawn(conversations::keep_sweeping(records, sweep_interval(settings)));
+        let agent = self.state.agent.clone();
+        let worker = self.state.jobs.worker().start();
         let router = http::router(self.state);
-        listen::serve(listener, router, &settings.limits, stopping, stop).await?;
+        let served = listen::serve(listener, router, &settings.limits, stopping, stop).await;
+        sweeping.abort();
+        worker.stop().await;
+        agent.stop(DRAIN).await;
+        served?;
         self.store.close().await.context("the store could not be closed cleanly")?;
         tracing::info!("stopped");
         Ok(())
     }
+}
+
+/// Expired conversations are gone for readers at once, and from the store after this long.
+fn sweep_interval(settings: &Settings) -> Duration {
+    settings.conversation_ttl.min(Duration::from_secs(60))
+}
+
+/// The gateway over the configured services. Whoever reaches a server that listens on this machine
+/// alone is on this machine, and may try connections to it.
+fn connect_services(settings: &Settings, service: &Service) -> Result<Gateway, ConfigError> {
+    let this_machine = ["localhost", "127.0.0.1", "[::1]"].map(str::to_owned);
+    let config = GatewayConfig {
+        services: &settings.services,
+        reachable_hosts: if settings.host.is_loopback() { this_machine.into() } else { Vec::new() },
+        environment: &config::process_env,
+    };
+    Gateway::new(service, config).map_err(|error| ConfigError(error.to_string()))
 }
 
 /// The compute threads that all models share.
@@ -101,37 +157,58 @@ pub fn hub() -> anyhow::Result<Hub> {
 pub async fn load_models(settings: &Settings) -> anyhow::Result<Models> {
     let engine = engine(settings);
     let hub = hub()?;
-    let embedders = match &settings.embeddings {
-        EmbeddingsChoice::None => Vec::new(),
-        EmbeddingsChoice::Unset => return Err(no_models("no embedding models are configured").into()),
+    let embedders = configured_embedders(settings, &engine, &hub).await?;
+    let reranker = load_reranker(&engine, &hub, settings.cross_encoder.as_ref()).await?;
+    Ok(Models::new(embedders, reranker))
+}
+
+/// The same without a cross-encoder, for commands that only embed.
+pub async fn load_embedding_models(settings: &Settings) -> anyhow::Result<Models> {
+    let embedders = configured_embedders(settings, &engine(settings), &hub()?).await?;
+    Ok(Models::new(embedders, None))
+}
+
+async fn configured_embedders(
+    settings: &Settings,
+    engine: &Engine,
+    hub: &Hub,
+) -> anyhow::Result<Vec<Arc<dyn Embedder>>> {
+    match &settings.embeddings {
+        EmbeddingsChoice::None => Ok(Vec::new()),
+        EmbeddingsChoice::Unset => Err(no_models("no embedding models are configured").into()),
         EmbeddingsChoice::File(path) => {
             let config = EmbeddingsConfig::from_file(path).map_err(|error| match error {
                 ragstone_models::config::ConfigError::Empty => no_models(&format!("{} lists no embedding models", path.display())),
                 other => ConfigError(format!("{}: {other}", path.display())),
             })?;
-            load_embedders(&engine, &hub, &config).await?
+            load_embedders(engine, hub, &config, &settings.providers).await
         }
-    };
-    let reranker = load_reranker(&engine, &hub, settings.cross_encoder.as_ref()).await?;
-    Ok(Models::new(embedders, reranker))
+    }
 }
 
 async fn load_embedders(
     engine: &Engine,
     hub: &Hub,
     config: &EmbeddingsConfig,
+    providers: &Providers,
 ) -> anyhow::Result<Vec<Arc<dyn Embedder>>> {
     let mut embedders: Vec<Arc<dyn Embedder>> = Vec::with_capacity(config.embeddings.len());
     for entry in &config.embeddings {
-        let local = match entry {
-            ModelEntry::Local(local) => local,
-            ModelEntry::Remote(remote) => {
-                return Err(ConfigError(format!("embedding model '{}': provider '{}' is not configured", remote.id, remote.provider)).into());
-            }
-        };
-        embedders.push(open_local(engine, hub, local).await?);
+        embedders.push(match entry {
+            ModelEntry::Local(local) => open_local(engine, hub, local).await?,
+            ModelEntry::Remote(remote) => open_remote(remote, providers)?,
+        });
     }
     Ok(embedders)
+}
+
+/// A model behind an entry of `providers`.
+fn open_remote(entry: &RemoteEntry, providers: &Providers) -> Result<Arc<dyn Embedder>, ConfigError> {
+    let RemoteEntry { id, provider, model, dimensions, .. } = entry;
+    let embedder = embedding::from_entry(id, provider, model, Some(*dimensions), providers, &config::process_env)
+        .map_err(|error| ConfigError(format!("embedding model '{id}': {error}")))?;
+    tracing::info!(model = %id, %provider, name = %model, dimensions, "embedding model behind a provider");
+    Ok(embedder)
 }
 
 /// Loads a model into this process.

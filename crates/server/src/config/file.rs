@@ -1,7 +1,9 @@
 //! The configuration file.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use ragstone_providers::config::{ChatConfig, EmbeddingConfig, Providers, ServiceConfig};
 use serde::Deserialize;
 
 use super::ConfigError;
@@ -11,6 +13,26 @@ use super::ConfigError;
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FileConfig {
     pub server: Option<ServerSection>,
+    /// Named credentials.
+    #[serde(default)]
+    pub providers: Providers,
+    /// What embeds agent memory.
+    #[serde(default)]
+    pub embedding: EmbeddingConfig,
+    /// What answers in chats.
+    pub chat: Option<ChatConfig>,
+    /// The gateway's backends, by name.
+    #[serde(default)]
+    pub services: BTreeMap<String, ServiceConfig>,
+    pub conversations: Option<ConversationsSection>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ConversationsSection {
+    /// How long a conversation is kept after its last message.
+    #[serde(alias = "ttl_seconds")]
+    pub ttl_seconds: Option<u64>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]

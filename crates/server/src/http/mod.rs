@@ -1,15 +1,21 @@
 //! The HTTP interface: one readable list of routes, and what surrounds every request.
 
 pub mod auth;
+mod chat;
 mod collections;
+mod contract;
 mod docs;
 mod documents;
 mod embeddings;
 pub mod error;
 mod extract;
+mod gateway;
 mod health;
+mod ingest;
+mod memory;
 mod observe;
 mod query;
+mod rag;
 mod rerank;
 pub mod state;
 
@@ -34,7 +40,10 @@ use state::AppState;
     tags(
         (name = "collections", description = "Collections and their metadata"),
         (name = "documents", description = "Documents, found by id and by metadata"),
+        (name = "ingestion", description = "Files and rows, read, split and embedded in the background"),
         (name = "search", description = "Documents, found by what they mean or say"),
+        (name = "gateway", description = "Many RAG services behind one interface, and questions asked in conversations"),
+        (name = "memory", description = "What agents save, and chats that know it"),
         (name = "models", description = "The models in this process"),
         (name = "service", description = "Health and observation"),
     ),
@@ -58,6 +67,28 @@ fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(rerank::rerank_v2))
         .routes(routes!(embeddings::openai))
         .routes(routes!(embeddings::plain))
+        .routes(routes!(contract::embeddings))
+        .routes(routes!(ingest::ingest))
+        .routes(routes!(ingest::list))
+        .routes(routes!(ingest::show, ingest::cancel))
+        .routes(routes!(gateway::collections::list, gateway::collections::create))
+        .routes(routes!(gateway::collections::show, gateway::collections::delete))
+        .routes(routes!(gateway::collections::update_metadata))
+        .routes(routes!(gateway::documents::list, gateway::documents::add, gateway::documents::delete))
+        .routes(routes!(gateway::documents::empty))
+        .routes(routes!(gateway::documents::metadata_values))
+        .routes(routes!(gateway::query::query))
+        .routes(routes!(gateway::providers::list))
+        .routes(routes!(gateway::providers::schema))
+        .routes(routes!(gateway::providers::test))
+        .routes(routes!(gateway::providers::services))
+        .routes(routes!(gateway::collect::collect))
+        .routes(routes!(gateway::conversations::show, gateway::conversations::delete))
+        .routes(routes!(memory::status))
+        .routes(routes!(memory::list, memory::create))
+        .routes(routes!(memory::show, memory::replace, memory::delete))
+        .routes(routes!(rag::retrieve))
+        .routes(routes!(chat::completions))
         .routes(routes!(health::health))
         .routes(routes!(health::livez))
         .routes(routes!(health::readyz))
@@ -70,11 +101,11 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
     let components = api.components.get_or_insert_default();
     components.security_schemes.insert(
         "bearer".to_owned(),
-        SecurityScheme::Http(HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build()),
+        SecurityScheme::Http(HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build()).into(),
     );
     components
         .security_schemes
-        .insert("api_key".to_owned(), SecurityScheme::ApiKey(ApiKey::Header(ApiKeyValue::new("X-API-Key"))));
+        .insert("api_key".to_owned(), SecurityScheme::ApiKey(ApiKey::Header(ApiKeyValue::new("X-API-Key"))).into());
     observe::describe_common_errors(&mut api);
     api
 }
@@ -82,6 +113,7 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
 pub fn router(state: AppState) -> Router {
     let (router, _) = routes().split_for_parts();
     router
+        .route("/collections/{name}/documents/all", get(documents::show_named_all))
         .route("/openapi.json", get(docs::openapi_json))
         .route("/docs", get(docs::page))
         .fallback(|| async { ApiError::route_not_found() })

@@ -6,14 +6,24 @@ use std::time::Duration;
 
 use metrics_exporter_prometheus::PrometheusHandle;
 use ragstone_rag::Service;
+use ragstone_rag::conversations::Conversations;
+use ragstone_rag::gateway::Gateway;
+use ragstone_rag::jobs::Jobs;
+use ragstone_rag::ledger::Ledger;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::auth::ApiKeys;
 use super::error::ApiError;
+use crate::agent::Agent;
 
 #[derive(Clone)]
 pub struct AppState {
     pub service: Service,
+    pub agent: Agent,
+    pub gateway: Gateway,
+    pub conversations: Conversations,
+    pub ledger: Ledger,
+    pub jobs: Jobs,
     pub limits: Arc<Limits>,
     pub body_budget: BodyBudget,
     pub keys: Arc<ApiKeys>,
