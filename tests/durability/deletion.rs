@@ -98,9 +98,9 @@ async fn replaced() {
     // The id stays, so only its text and metadata are new.
     let bytes = {
         server.add("c", vec![json!({"id": "id-zqxjthreec", "text": "harmless", "metadata": {}, "embedding": vector(2)})]).await;
-        let data = server.setup().data_dir();
+        let setup = server.setup().clone();
         server.stop();
-        all_bytes(&data)
+        all_bytes(&setup.data_dir())
     };
     for kept in [
         "before zqxjthreec",
@@ -167,7 +167,8 @@ async fn vectors_are_gone_too() {
         )
         .await;
     let server = server.restarted().await;
-    let data = server.setup().data_dir();
+    let setup = server.setup().clone();
+    let data = setup.data_dir();
     assert!(
         found(&data) > 0,
         "the vector is in the files while the document is there"
