@@ -334,4 +334,4 @@ fn resident() -> u64 {
         .map_or(0, |pages| pages * 4096)
 }
 
-const _: () = assert!(DIMENSIONS % 8 == 0);
+const _: () = assert!(DIMENSIONS.is_multiple_of(8));

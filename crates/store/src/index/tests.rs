@@ -220,8 +220,8 @@ fn the_scan_of_codes_finds_what_brute_force_finds() {
             total: snapshot.slots(),
         };
         let (mut right, mut wanted) = (0, 0);
-        for number in 0..40 {
-            let query = lopsided(&mut noise, &centres[number]);
+        for centre in centres.iter().take(40) {
+            let query = lopsided(&mut noise, centre);
             let expected = brute_force(&snapshot, &query, &slots, 10);
             let found = nearest(snapshot.vectors().unwrap(), &query, &candidates, 10);
             assert_eq!(found.len(), expected.len());
