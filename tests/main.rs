@@ -5,6 +5,13 @@
 //! `process` is about starting and stopping; `durability` about what survives; `clients` about
 //! other people's client libraries.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a test may fail, and a benchmark may print"
+)]
+
 mod clients;
 mod durability;
 mod gateway;

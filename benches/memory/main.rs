@@ -6,6 +6,13 @@
 //! The provider is a stub in this process, so its work and that of the client compete with the
 //! server for the processor.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a test may fail, and a benchmark may print"
+)]
+
 mod client;
 mod program;
 mod stub;

@@ -10,19 +10,19 @@ use tempfile::TempDir;
 
 use super::client::Connection;
 
-pub struct Program {
+pub(crate) struct Program {
     child: Child,
     pub address: SocketAddr,
     _folder: TempDir,
 }
 
 impl Program {
-    pub async fn serve(config: &str, args: &[&str]) -> Self {
+    pub(crate) async fn serve(config: &str, args: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         Self::start(folder, config, args)
     }
 
-    pub async fn serve_with_models(config: &str, models: &str) -> Self {
+    pub(crate) async fn serve_with_models(config: &str, models: &str) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("embeddings.yml");
         std::fs::write(&path, models).expect("a file");
@@ -74,7 +74,7 @@ impl Program {
         }
     }
 
-    pub fn pull_default_model() {
+    pub(crate) fn pull_default_model() {
         let pulled = Command::new(env!("CARGO_BIN_EXE_ragstone"))
             .args(["models", "pull", "default"])
             .status();
@@ -85,7 +85,7 @@ impl Program {
     }
 
     /// What the process holds in memory.
-    pub fn memory_mb(&self) -> u64 {
+    pub(crate) fn memory_mb(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
         line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok())
@@ -94,7 +94,7 @@ impl Program {
     }
 
     /// How long it takes until so many entries have a vector and none waits.
-    pub async fn until_embedded(&self, count: u64) -> Duration {
+    pub(crate) async fn until_embedded(&self, count: u64) -> Duration {
         let start = Instant::now();
         let mut connection = Connection::open(self.address).await;
         loop {

@@ -2,6 +2,13 @@
 //! answers each on standard output. Measuring only what was asked for lets the driver take turns
 //! between engines, so that all of them see the same disturbances.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a test may fail, and a benchmark may print"
+)]
+
 use std::io::{BufRead, Write};
 use std::path::PathBuf;
 use std::time::Instant;

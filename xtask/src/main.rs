@@ -60,16 +60,7 @@ fn test(extent: Extent) -> anyhow::Result<()> {
     run(cargo().args(["build", "--workspace", "--all-targets"]))?;
 
     step("default model, fetched once");
-    run(cargo().args([
-        "run",
-        "--quiet",
-        "--package",
-        "ragstone",
-        "--",
-        "models",
-        "pull",
-        "default",
-    ]))?;
+    run(Command::new(program()).args(["models", "pull", "default"]))?;
 
     step("tests");
     let mut tests = cargo();

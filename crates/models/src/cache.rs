@@ -54,8 +54,16 @@ pub fn list(cache: &Path) -> Result<Vec<CachedModel>, HubError> {
     Ok(models)
 }
 
-/// One model by its id.
+/// One model by its id, or by the directory it is in.
 pub fn show(cache: &Path, id: &str) -> Option<CachedModel> {
+    let directory = Path::new(id);
+    if directory.is_absolute() && directory.is_dir() {
+        let revision = String::new();
+        return Some(CachedModel {
+            bytes: size_of(directory),
+            ..inspect(id, revision, directory.to_owned())
+        });
+    }
     let package = || package(cache).filter(|_| id == default_model::ID);
     describe(cache, id).or_else(package)
 }

@@ -67,6 +67,9 @@ pub struct EngineLoad {
     pub waiting_tokens: usize,
 }
 
+/// The rows of a request, or why there are none.
+type Computed = Result<Vec<Vec<f32>>, ModelError>;
+
 /// A model as the threads see it.
 pub(crate) trait Compute: Send + Sync {
     /// One row of numbers per sequence, in their order.
@@ -200,7 +203,7 @@ impl Shared {
         &self,
         model: Arc<dyn Compute>,
         sequences: Vec<Sequence>,
-    ) -> Result<oneshot::Receiver<Result<Vec<Vec<f32>>, ModelError>>, ModelError> {
+    ) -> Result<oneshot::Receiver<Computed>, ModelError> {
         let tokens = sequences.iter().map(|sequence| sequence.ids.len()).sum();
         let groups = cut(&sequences, tokens, self.threads);
         let (sender, receiver) = oneshot::channel();

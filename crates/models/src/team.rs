@@ -182,9 +182,9 @@ fn wait_until(condition: impl Fn() -> bool) {
     while !condition() {
         spins += 1;
         if spins < SPINS {
-            std::hint::spin_loop()
+            std::hint::spin_loop();
         } else {
-            std::thread::yield_now()
+            std::thread::yield_now();
         }
     }
 }

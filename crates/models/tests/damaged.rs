@@ -1,5 +1,12 @@
 //! Files that are missing, damaged, pickled or of another kind: a clear error each, never a panic.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a test may fail, and a benchmark may print"
+)]
+
 mod common;
 
 use std::path::Path;
@@ -100,7 +107,7 @@ fn damaged_weights_are_refused_wherever_the_damage_is() {
     for at in (0..8 + header).step_by(37) {
         let model = copy("bert");
         edit(&model.path().join("model.safetensors"), |content| {
-            content[at] ^= 0x11
+            content[at] ^= 0x11;
         });
         drop(embedder(model.path()));
     }
@@ -131,17 +138,17 @@ fn a_configuration_that_does_not_fit_the_weights_is_refused() {
     ] {
         let model = copy("bert");
         edit_json(&model.path().join("config.json"), |config| {
-            config[key] = value.into()
+            config[key] = value.into();
         });
         let message = error(model.path()).to_string();
         assert!(!message.is_empty(), "{key}");
     }
     let model = copy("bert");
     edit_json(&model.path().join("config.json"), |config| {
-        config["hidden_size"] = 64.into()
+        config["hidden_size"] = 64.into();
     });
     edit_json(&model.path().join("1_Pooling/config.json"), |config| {
-        config["word_embedding_dimension"] = 64.into()
+        config["word_embedding_dimension"] = 64.into();
     });
     assert!(matches!(error(model.path()), LoadError::WrongShape { .. }));
 }
@@ -155,7 +162,7 @@ fn what_is_not_supported_is_refused_by_name_with_what_is() {
     ] {
         let model = copy("bert");
         edit_json(&model.path().join("config.json"), |config| {
-            config[key] = value.into()
+            config[key] = value.into();
         });
         let error = error(model.path());
         assert!(matches!(&error, LoadError::Unsupported { .. }));
@@ -171,7 +178,7 @@ fn what_is_not_supported_is_refused_by_name_with_what_is() {
     assert!(error(model.path()).to_string().contains("LSTM"));
     let model = copy("bert");
     edit_json(&model.path().join("modules.json"), |modules| {
-        modules[1]["path"] = "../../etc".into()
+        modules[1]["path"] = "../../etc".into();
     });
     assert!(error(model.path()).to_string().contains("../../etc"));
 }
@@ -187,7 +194,7 @@ fn other_damaged_files_are_named() {
     ] {
         let model = copy("bert");
         edit(&model.path().join(file), |content| {
-            content.truncate(content.len() / 2)
+            content.truncate(content.len() / 2);
         });
         let message = error(model.path()).to_string();
         assert!(message.contains(file) && message.contains("damaged"), "{message}");
@@ -195,7 +202,7 @@ fn other_damaged_files_are_named() {
     let model = copy("bert-sharded");
     let index = model.path().join("model.safetensors.index.json");
     edit_json(&index, |index| {
-        index["weight_map"] = serde_json::json!({"x": "../../../etc/passwd"})
+        index["weight_map"] = serde_json::json!({"x": "../../../etc/passwd"});
     });
     assert!(error(model.path()).to_string().contains("../../../etc/passwd"));
 }

@@ -1,5 +1,12 @@
 //! The real default model, got as a user gets it, against vectors of sentence-transformers.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a test may fail, and a benchmark may print"
+)]
+
 mod common;
 
 use common::{cosine, embedder};

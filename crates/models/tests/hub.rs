@@ -1,5 +1,12 @@
 //! The hub client against a server that behaves, and misbehaves, as hubs and networks do.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a test may fail, and a benchmark may print"
+)]
+
 mod common;
 
 use std::collections::HashMap;

@@ -1,6 +1,13 @@
 //! Every supported architecture, pooling and module against the outputs of sentence-transformers
 //! for the same files and texts (made by `scripts/make_test_models.py`).
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a test may fail, and a benchmark may print"
+)]
+
 mod common;
 
 use std::collections::HashMap;

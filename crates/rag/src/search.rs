@@ -206,7 +206,9 @@ impl QueryVectors {
     async fn get(&self, embedder: &dyn Embedder, text: &str) -> Result<Vec<f32>, ServiceError> {
         let model = embedder.info().identity.id.clone();
         let cell = Arc::clone(self.0.lock().await.entry(model).or_default());
-        cell.get_or_try_init(|| embed_query(embedder, text)).await.cloned()
+        cell.get_or_try_init(|| embed_query(embedder, text))
+            .await
+            .cloned()
     }
 }
 
@@ -373,7 +375,11 @@ async fn siblings(
 }
 
 /// Puts the members of a section into document order and keeps as much as is wanted.
-pub(crate) fn arrange_siblings(mut documents: Vec<Document>, hit: &Document, expand: &Expand) -> Vec<Document> {
+pub(crate) fn arrange_siblings(
+    mut documents: Vec<Document>,
+    hit: &Document,
+    expand: &Expand,
+) -> Vec<Document> {
     // Ingested chunks know their place in the source; others stand in the order they were added.
     documents.sort_by_key(|document| {
         document

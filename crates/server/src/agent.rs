@@ -15,7 +15,7 @@ use ragstone_rag::{Models, Service};
 use crate::config::{self, ConfigError, Settings, StoreLocation};
 
 /// `embedding.provider` for a model of this process; `embedding.model` says which.
-pub const IN_PROCESS: &str = "in-process";
+pub(crate) const IN_PROCESS: &str = "in-process";
 
 /// Each part where it is configured; saving and reading memory always works.
 #[derive(Clone)]
@@ -128,10 +128,10 @@ fn chat_model(settings: &Settings) -> Result<Option<Arc<dyn ChatModel>>, ConfigE
         .map_err(|error| ConfigError(format!("chat: {error}")))
 }
 
-fn memory_embedder(
-    settings: &Settings,
-    models: &Models,
-) -> Result<Option<(Arc<dyn Embedder>, BufferOptions)>, ConfigError> {
+/// What embeds agent memory, and how its buffer should treat it.
+type MemoryEmbedder = (Arc<dyn Embedder>, BufferOptions);
+
+fn memory_embedder(settings: &Settings, models: &Models) -> Result<Option<MemoryEmbedder>, ConfigError> {
     let config = &settings.embedding;
     if is_in_process(config) {
         let embedder = in_process_embedder(config, models)?;
@@ -143,7 +143,7 @@ fn memory_embedder(
 }
 
 /// A `providerID` wins over everything else.
-pub fn is_in_process(config: &EmbeddingConfig) -> bool {
+pub(crate) fn is_in_process(config: &EmbeddingConfig) -> bool {
     config.provider_id.is_empty() && config.provider == IN_PROCESS
 }
 

@@ -93,8 +93,13 @@ pub enum CrossEncoderChoice {
 }
 
 /// Reads the configuration file, if one is named by the flag or by `RAGSTONE_CONFIG`.
-pub fn read_file(flag: Option<&Path>, env: &dyn Fn(&str) -> Option<String>) -> Result<FileConfig, ConfigError> {
-    let path = flag.map(Path::to_owned).or_else(|| env("RAGSTONE_CONFIG").map(PathBuf::from));
+pub fn read_file(
+    flag: Option<&Path>,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<FileConfig, ConfigError> {
+    let path = flag
+        .map(Path::to_owned)
+        .or_else(|| env("RAGSTONE_CONFIG").map(PathBuf::from));
     path.map_or_else(|| Ok(FileConfig::default()), |path| FileConfig::read(&path))
 }
 
@@ -106,14 +111,20 @@ pub fn process_env(name: &str) -> Option<String> {
 pub fn build(layers: Layers<'_>) -> Result<Settings, ConfigError> {
     let Layers { flags, env, file } = layers;
     let server = file.server.unwrap_or_default();
-    let host = flags.host.or_else(|| env("RAGSTONE_HOST")).or_else(|| server.host.clone());
+    let host = flags
+        .host
+        .or_else(|| env("RAGSTONE_HOST"))
+        .or_else(|| server.host.clone());
     let host = parse_host(host.as_deref().unwrap_or("127.0.0.1"))?;
     let port = match (flags.port, env("RAGSTONE_PORT")) {
         (Some(port), _) => port,
         (None, Some(text)) => parse_env("RAGSTONE_PORT", &text)?,
         (None, None) => server.port.unwrap_or(DEFAULT_PORT),
     };
-    let store = flags.store.or_else(|| env("RAGSTONE_STORE")).or_else(|| server.store.clone());
+    let store = flags
+        .store
+        .or_else(|| env("RAGSTONE_STORE"))
+        .or_else(|| server.store.clone());
     let data_dir = flags
         .data_dir
         .or_else(|| env("RAGSTONE_DATA_DIR").map(PathBuf::from))
@@ -125,7 +136,10 @@ pub fn build(layers: Layers<'_>) -> Result<Settings, ConfigError> {
         (None, None) => server.threads,
     };
     let api_keys = api_keys(env, &server)?;
-    if !host.is_loopback() && api_keys.is_empty() && !(flags.allow_no_key || server.allow_no_key.unwrap_or(false)) {
+    if !host.is_loopback()
+        && api_keys.is_empty()
+        && !(flags.allow_no_key || server.allow_no_key.unwrap_or(false))
+    {
         return Err(ConfigError(format!(
             "{host} can be reached from other machines, so an API key is needed: set RAGSTONE_API_KEYS, \
              or say --allow-no-key if no key is meant"
@@ -140,7 +154,10 @@ pub fn build(layers: Layers<'_>) -> Result<Settings, ConfigError> {
             .map_or(EmbeddingsChoice::Unset, EmbeddingsChoice::File),
     };
     let from_flags = choose_cross_encoder(flags.cross_encoder_path, flags.cross_encoder);
-    let from_env = choose_cross_encoder(env("CROSS_ENCODER_PATH").map(PathBuf::from), env("CROSS_ENCODER_MODEL"));
+    let from_env = choose_cross_encoder(
+        env("CROSS_ENCODER_PATH").map(PathBuf::from),
+        env("CROSS_ENCODER_MODEL"),
+    );
     let from_file = choose_cross_encoder(server.cross_encoder_path.clone(), server.cross_encoder.clone());
     Ok(Settings {
         host,
@@ -160,21 +177,25 @@ pub fn build(layers: Layers<'_>) -> Result<Settings, ConfigError> {
 }
 
 fn choose_cross_encoder(path: Option<PathBuf>, name: Option<String>) -> Option<CrossEncoderChoice> {
-    path.map(CrossEncoderChoice::Directory).or_else(|| name.map(CrossEncoderChoice::Hub))
+    path.map(CrossEncoderChoice::Directory)
+        .or_else(|| name.map(CrossEncoderChoice::Hub))
 }
 
 fn parse_host(text: &str) -> Result<IpAddr, ConfigError> {
     match text {
         "localhost" => Ok(IpAddr::from([127, 0, 0, 1])),
-        other => other
-            .trim_matches(['[', ']'])
-            .parse()
-            .map_err(|_| ConfigError(format!("'{other}' is not an address to bind to: give an IP address or 'localhost'"))),
+        other => other.trim_matches(['[', ']']).parse().map_err(|_| {
+            ConfigError(format!(
+                "'{other}' is not an address to bind to: give an IP address or 'localhost'"
+            ))
+        }),
     }
 }
 
 fn parse_env<T: std::str::FromStr>(name: &str, text: &str) -> Result<T, ConfigError> {
-    text.trim().parse().map_err(|_| ConfigError(format!("{name} is '{text}', which is not a number it can have")))
+    text.trim()
+        .parse()
+        .map_err(|_| ConfigError(format!("{name} is '{text}', which is not a number it can have")))
 }
 
 fn parse_store(url: Option<&str>, data_dir: PathBuf) -> Result<StoreLocation, ConfigError> {
@@ -203,7 +224,10 @@ fn api_keys(
     server: &ServerSection,
 ) -> Result<Vec<SecretString>, ConfigError> {
     let keys: Vec<SecretString> = match env("RAGSTONE_API_KEYS").or_else(|| env("RAGSTONE_API_KEY")) {
-        Some(list) => list.split(',').map(|key| SecretString::from(key.trim())).collect(),
+        Some(list) => list
+            .split(',')
+            .map(|key| SecretString::from(key.trim()))
+            .collect(),
         None => server
             .api_keys
             .iter()
@@ -212,7 +236,9 @@ fn api_keys(
             .collect::<Result<_, _>>()?,
     };
     if keys.iter().any(|key| key.expose_secret().is_empty()) {
-        return Err(ConfigError("An API key is empty: give each key at least one character".to_owned()));
+        return Err(ConfigError(
+            "An API key is empty: give each key at least one character".to_owned(),
+        ));
     }
     Ok(keys)
 }
@@ -221,7 +247,9 @@ fn conversation_ttl(section: Option<&ConversationsSection>) -> Result<Duration, 
     match section.and_then(|section| section.ttl_seconds) {
         None => Ok(ragstone_rag::conversations::DEFAULT_TTL),
         Some(seconds @ 1..=MAX_TTL_SECONDS) => Ok(Duration::from_secs(seconds)),
-        Some(_) => Err(ConfigError(format!("conversations.ttlSeconds must be from 1 to {MAX_TTL_SECONDS}"))),
+        Some(_) => Err(ConfigError(format!(
+            "conversations.ttlSeconds must be from 1 to {MAX_TTL_SECONDS}"
+        ))),
     }
 }
 
@@ -244,7 +272,11 @@ fn limits(server: &ServerSection) -> Result<Limits, ConfigError> {
         body_timeout: seconds("bodySeconds", given.body_seconds, defaults.body_timeout)?,
         request_timeout: seconds("requestSeconds", given.request_seconds, defaults.request_timeout)?,
         header_timeout: seconds("headerSeconds", given.header_seconds, defaults.header_timeout)?,
-        shutdown_timeout: seconds("shutdownSeconds", given.shutdown_seconds, defaults.shutdown_timeout)?,
+        shutdown_timeout: seconds(
+            "shutdownSeconds",
+            given.shutdown_seconds,
+            defaults.shutdown_timeout,
+        )?,
     })
 }
 
@@ -254,8 +286,16 @@ mod tests {
 
     fn settings(flags: Flags, env: &[(&str, &str)], yaml: &str) -> Result<Settings, ConfigError> {
         let file = FileConfig::from_yaml(yaml)?;
-        let env = |name: &str| env.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
-        build(Layers { flags, env: &env, file })
+        let env = |name: &str| {
+            env.iter()
+                .find(|(key, _)| *key == name)
+                .map(|(_, value)| (*value).to_owned())
+        };
+        build(Layers {
+            flags,
+            env: &env,
+            file,
+        })
     }
 
     #[test]
@@ -263,39 +303,83 @@ mod tests {
         let yaml = "server: {port: 1, dataDir: /file, crossEncoder: file/model}";
         let env = [("RAGSTONE_PORT", "2"), ("CROSS_ENCODER_MODEL", "env/model")];
         let from_file = settings(Flags::default(), &[], yaml).unwrap();
-        assert_eq!((from_file.port, from_file.store), (1, StoreLocation::Embedded("/file".into())));
-        assert_eq!(from_file.cross_encoder, Some(CrossEncoderChoice::Hub("file/model".into())));
+        assert_eq!(
+            (from_file.port, from_file.store),
+            (1, StoreLocation::Embedded("/file".into()))
+        );
+        assert_eq!(
+            from_file.cross_encoder,
+            Some(CrossEncoderChoice::Hub("file/model".into()))
+        );
         let from_env = settings(Flags::default(), &env, yaml).unwrap();
         assert_eq!(from_env.port, 2);
-        assert_eq!(from_env.cross_encoder, Some(CrossEncoderChoice::Hub("env/model".into())));
-        let flags = Flags { port: Some(3), cross_encoder: Some("flag/model".into()), ..Flags::default() };
+        assert_eq!(
+            from_env.cross_encoder,
+            Some(CrossEncoderChoice::Hub("env/model".into()))
+        );
+        let flags = Flags {
+            port: Some(3),
+            cross_encoder: Some("flag/model".into()),
+            ..Flags::default()
+        };
         let from_flags = settings(flags, &env, yaml).unwrap();
         assert_eq!(from_flags.port, 3);
-        assert_eq!(from_flags.cross_encoder, Some(CrossEncoderChoice::Hub("flag/model".into())));
+        assert_eq!(
+            from_flags.cross_encoder,
+            Some(CrossEncoderChoice::Hub("flag/model".into()))
+        );
     }
 
     #[test]
     fn priority_order_for_model_source() {
-        let env = [("CROSS_ENCODER_PATH", "/env"), ("CROSS_ENCODER_MODEL", "env/model")];
+        let env = [
+            ("CROSS_ENCODER_PATH", "/env"),
+            ("CROSS_ENCODER_MODEL", "env/model"),
+        ];
         let both = Flags {
             cross_encoder_path: Some("/flag".into()),
             cross_encoder: Some("flag/model".into()),
             ..Flags::default()
         };
         let chosen = |flags: Flags| settings(flags, &env, "").unwrap().cross_encoder.unwrap();
-        assert_eq!(chosen(both.clone()), CrossEncoderChoice::Directory("/flag".into()));
-        let name_only = Flags { cross_encoder_path: None, ..both };
+        assert_eq!(
+            chosen(both.clone()),
+            CrossEncoderChoice::Directory("/flag".into())
+        );
+        let name_only = Flags {
+            cross_encoder_path: None,
+            ..both
+        };
         assert_eq!(chosen(name_only), CrossEncoderChoice::Hub("flag/model".into()));
-        assert_eq!(chosen(Flags::default()), CrossEncoderChoice::Directory("/env".into()));
+        assert_eq!(
+            chosen(Flags::default()),
+            CrossEncoderChoice::Directory("/env".into())
+        );
     }
 
     #[test]
     fn an_open_address_needs_a_key_or_the_explicit_flag() {
-        let open = Flags { host: Some("0.0.0.0".into()), ..Flags::default() };
+        let open = Flags {
+            host: Some("0.0.0.0".into()),
+            ..Flags::default()
+        };
         let refusal = settings(open.clone(), &[], "").unwrap_err().to_string();
-        assert!(refusal.contains("RAGSTONE_API_KEYS") && refusal.contains("--allow-no-key"), "{refusal}");
+        assert!(
+            refusal.contains("RAGSTONE_API_KEYS") && refusal.contains("--allow-no-key"),
+            "{refusal}"
+        );
         assert!(settings(open.clone(), &[("RAGSTONE_API_KEYS", "k1,k2")], "").is_ok());
-        assert!(settings(Flags { allow_no_key: true, ..open }, &[], "").is_ok());
+        assert!(
+            settings(
+                Flags {
+                    allow_no_key: true,
+                    ..open
+                },
+                &[],
+                ""
+            )
+            .is_ok()
+        );
     }
 
     #[test]
@@ -310,7 +394,11 @@ mod tests {
 
     #[test]
     fn unknown_keys_are_named() {
-        for (yaml, key) in [("servr: {}", "servr"), ("server: {prt: 1}", "prt"), ("server: {limits: {topk: 3}}", "topk")] {
+        for (yaml, key) in [
+            ("servr: {}", "servr"),
+            ("server: {prt: 1}", "prt"),
+            ("server: {limits: {topk: 3}}", "topk"),
+        ] {
             let message = FileConfig::from_yaml(yaml).unwrap_err().to_string();
             assert!(message.contains(key), "{message}");
         }
@@ -319,11 +407,22 @@ mod tests {
 
     #[test]
     fn wrong_values_are_named() {
-        for (env, name) in [(("RAGSTONE_PORT", "many"), "RAGSTONE_PORT"), (("RAGSTONE_HOST", "example.org"), "example.org")] {
+        for (env, name) in [
+            (("RAGSTONE_PORT", "many"), "RAGSTONE_PORT"),
+            (("RAGSTONE_HOST", "example.org"), "example.org"),
+        ] {
             let message = settings(Flags::default(), &[env], "").unwrap_err().to_string();
             assert!(message.contains(name), "{message}");
         }
-        let message = settings(Flags { store: Some("redis://u:secret@h".into()), ..Flags::default() }, &[], "").unwrap_err();
+        let message = settings(
+            Flags {
+                store: Some("redis://u:secret@h".into()),
+                ..Flags::default()
+            },
+            &[],
+            "",
+        )
+        .unwrap_err();
         assert!(!message.to_string().contains("secret"), "{message}");
     }
 }

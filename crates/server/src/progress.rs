@@ -8,7 +8,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use ragstone_models::hub::ProgressEvent;
 
 /// Shows what a download reports.
-pub fn downloads() -> impl Fn(ProgressEvent<'_>) + Send + Sync {
+pub(crate) fn downloads() -> impl Fn(ProgressEvent<'_>) + Send + Sync {
     let bars = std::io::stderr().is_terminal().then(Bars::default);
     move |event| match &bars {
         Some(bars) => bars.show(event),
@@ -18,8 +18,16 @@ pub fn downloads() -> impl Fn(ProgressEvent<'_>) + Send + Sync {
 
 fn log(event: ProgressEvent<'_>) {
     match event {
-        ProgressEvent::Started { file, done: 0, total: Some(total) } => tracing::info!(file, bytes = total, "downloading"),
-        ProgressEvent::Started { file, done: 0, total: None } => tracing::info!(file, "downloading"),
+        ProgressEvent::Started {
+            file,
+            done: 0,
+            total: Some(total),
+        } => tracing::info!(file, bytes = total, "downloading"),
+        ProgressEvent::Started {
+            file,
+            done: 0,
+            total: None,
+        } => tracing::info!(file, "downloading"),
         ProgressEvent::Started { file, done, .. } => tracing::info!(file, done, "resuming the download"),
         ProgressEvent::Advanced { .. } => {}
         ProgressEvent::Finished { file } => tracing::info!(file, "downloaded"),
@@ -41,7 +49,9 @@ impl Bars {
         };
         match event {
             ProgressEvent::Started { file, done, total } => {
-                let bar = self.all.add(ProgressBar::new(total.unwrap_or_default()).with_style(style()));
+                let bar = self
+                    .all
+                    .add(ProgressBar::new(total.unwrap_or_default()).with_style(style()));
                 bar.set_message(file.to_owned());
                 bar.set_position(done);
                 by_file.insert(file.to_owned(), bar);

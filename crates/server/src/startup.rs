@@ -20,7 +20,6 @@ use ragstone_rag::jobs::Jobs;
 use ragstone_rag::ledger::Ledger;
 use ragstone_rag::{Models, Service};
 use ragstone_store::{SqliteStore, StoreOptions};
-use secrecy::ExposeSecret;
 use tokio::net::TcpListener;
 
 use crate::agent::Agent;
@@ -35,32 +34,37 @@ const LARGE_BODIES: usize = 8;
 const DRAIN: Duration = Duration::from_secs(10);
 
 /// Loads, opens, binds and serves until told to stop.
-pub async fn serve(settings: Settings) -> anyhow::Result<()> {
+pub(crate) async fn serve(settings: Settings) -> anyhow::Result<()> {
     let listener = bind(&settings).await?;
     let models = load_models(&settings).await?;
     let running = Running::start(&settings, models).await?;
     running.serve_on(listener, &settings, listen::stop_signal()).await
 }
 
-pub async fn bind(settings: &Settings) -> anyhow::Result<TcpListener> {
+pub(crate) async fn bind(settings: &Settings) -> anyhow::Result<TcpListener> {
     let address = SocketAddr::new(settings.host, settings.port);
-    TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
+    TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen on {address}"))
 }
 
 /// The service, ready to answer.
-pub struct Running {
+pub(crate) struct Running {
     pub service: Service,
     store: Arc<SqliteStore>,
     state: AppState,
 }
 
 impl Running {
-    pub async fn start(settings: &Settings, models: Models) -> anyhow::Result<Self> {
+    pub(crate) async fn start(settings: &Settings, models: Models) -> anyhow::Result<Self> {
         let StoreLocation::Embedded(directory) = &settings.store;
         let store = SqliteStore::open(directory, StoreOptions::default())
             .with_context(|| format!("the store in {} cannot be opened", directory.display()))?;
         let store = Arc::new(store);
-        let service = Service { store: Arc::clone(&store) as Arc<dyn Store>, models: Arc::new(models) };
+        let service = Service {
+            store: Arc::clone(&store) as Arc<dyn Store>,
+            models: Arc::new(models),
+        };
         let gateway = connect_services(settings, &service)?;
         let agent = Agent::start(settings, &service, Arc::clone(&store) as Arc<dyn Records>).await?;
         let conversations = Conversations {
@@ -74,7 +78,7 @@ impl Running {
             records: Arc::clone(&store) as Arc<dyn Records>,
             read: crate::cli::ingest::read_options(),
         };
-        let keys = ApiKeys::new(settings.api_keys.iter().map(|key| key.expose_secret()));
+        let keys = ApiKeys::new(settings.api_keys.iter().map(secrecy::ExposeSecret::expose_secret));
         let state = AppState {
             service: service.clone(),
             agent,
@@ -88,28 +92,38 @@ impl Running {
             metrics: telemetry::start_metrics()?,
             stopping: Stopping::default(),
         };
-        Ok(Self { service, store, state })
+        Ok(Self {
+            service,
+            store,
+            state,
+        })
     }
 
     /// The routes, to be asked without a socket.
-    pub fn router(&self) -> axum::Router {
+    pub(crate) fn router(&self) -> axum::Router {
         http::router(self.state.clone())
     }
 
     /// Ends without having served.
-    pub async fn stop(self) -> anyhow::Result<()> {
+    pub(crate) async fn stop(self) -> anyhow::Result<()> {
         self.state.agent.stop(DRAIN).await;
-        self.store.close().await.context("the store could not be closed cleanly")
+        self.store
+            .close()
+            .await
+            .context("the store could not be closed cleanly")
     }
 
-    pub async fn serve_on(
+    pub(crate) async fn serve_on(
         self,
         listener: TcpListener,
         settings: &Settings,
         stop: impl Future<Output = ()>,
     ) -> anyhow::Result<()> {
         let address = listener.local_addr()?;
-        tracing::info!(version = env!("CARGO_PKG_VERSION"), "listening on http://{address}");
+        tracing::info!(
+            version = env!("CARGO_PKG_VERSION"),
+            "listening on http://{address}"
+        );
         let stopping = self.state.stopping.clone();
         let records = Arc::clone(&self.state.conversations.records);
         let sweeping = tokio::spawn(conversations::keep_sweeping(records, sweep_interval(settings)));
@@ -121,7 +135,10 @@ impl Running {
         worker.stop().await;
         agent.stop(DRAIN).await;
         served?;
-        self.store.close().await.context("the store could not be closed cleanly")?;
+        self.store
+            .close()
+            .await
+            .context("the store could not be closed cleanly")?;
         tracing::info!("stopped");
         Ok(())
     }
@@ -138,23 +155,30 @@ fn connect_services(settings: &Settings, service: &Service) -> Result<Gateway, C
     let this_machine = ["localhost", "127.0.0.1", "[::1]"].map(str::to_owned);
     let config = GatewayConfig {
         services: &settings.services,
-        reachable_hosts: if settings.host.is_loopback() { this_machine.into() } else { Vec::new() },
+        reachable_hosts: if settings.host.is_loopback() {
+            this_machine.into()
+        } else {
+            Vec::new()
+        },
         environment: &config::process_env,
     };
     Gateway::new(service, config).map_err(|error| ConfigError(error.to_string()))
 }
 
 /// The compute threads that all models share.
-pub fn engine(settings: &Settings) -> Engine {
-    Engine::start(EngineOptions { threads: settings.threads, ..EngineOptions::default() })
+pub(crate) fn engine(settings: &Settings) -> Engine {
+    Engine::start(EngineOptions {
+        threads: settings.threads,
+        ..EngineOptions::default()
+    })
 }
 
-pub fn hub() -> anyhow::Result<Hub> {
+pub(crate) fn hub() -> anyhow::Result<Hub> {
     Ok(Hub::new(HubSettings::from_env())?)
 }
 
 /// Loads every configured model, or says which one cannot be loaded and why.
-pub async fn load_models(settings: &Settings) -> anyhow::Result<Models> {
+pub(crate) async fn load_models(settings: &Settings) -> anyhow::Result<Models> {
     let engine = engine(settings);
     let hub = hub()?;
     let embedders = configured_embedders(settings, &engine, &hub).await?;
@@ -163,7 +187,7 @@ pub async fn load_models(settings: &Settings) -> anyhow::Result<Models> {
 }
 
 /// The same without a cross-encoder, for commands that only embed.
-pub async fn load_embedding_models(settings: &Settings) -> anyhow::Result<Models> {
+pub(crate) async fn load_embedding_models(settings: &Settings) -> anyhow::Result<Models> {
     let embedders = configured_embedders(settings, &engine(settings), &hub()?).await?;
     Ok(Models::new(embedders, None))
 }
@@ -178,7 +202,9 @@ async fn configured_embedders(
         EmbeddingsChoice::Unset => Err(no_models("no embedding models are configured").into()),
         EmbeddingsChoice::File(path) => {
             let config = EmbeddingsConfig::from_file(path).map_err(|error| match error {
-                ragstone_models::config::ConfigError::Empty => no_models(&format!("{} lists no embedding models", path.display())),
+                ragstone_models::config::ConfigError::Empty => {
+                    no_models(&format!("{} lists no embedding models", path.display()))
+                }
                 other => ConfigError(format!("{}: {other}", path.display())),
             })?;
             load_embedders(engine, hub, &config, &settings.providers).await
@@ -204,15 +230,32 @@ async fn load_embedders(
 
 /// A model behind an entry of `providers`.
 fn open_remote(entry: &RemoteEntry, providers: &Providers) -> Result<Arc<dyn Embedder>, ConfigError> {
-    let RemoteEntry { id, provider, model, dimensions, .. } = entry;
-    let embedder = embedding::from_entry(id, provider, model, Some(*dimensions), providers, &config::process_env)
-        .map_err(|error| ConfigError(format!("embedding model '{id}': {error}")))?;
+    let RemoteEntry {
+        id,
+        provider,
+        model,
+        dimensions,
+        ..
+    } = entry;
+    let embedder = embedding::from_entry(
+        id,
+        provider,
+        model,
+        Some(*dimensions),
+        providers,
+        &config::process_env,
+    )
+    .map_err(|error| ConfigError(format!("embedding model '{id}': {error}")))?;
     tracing::info!(model = %id, %provider, name = %model, dimensions, "embedding model behind a provider");
     Ok(embedder)
 }
 
 /// Loads a model into this process.
-pub async fn open_local(engine: &Engine, hub: &Hub, entry: &LocalEntry) -> anyhow::Result<Arc<dyn Embedder>> {
+pub(crate) async fn open_local(
+    engine: &Engine,
+    hub: &Hub,
+    entry: &LocalEntry,
+) -> anyhow::Result<Arc<dyn Embedder>> {
     let embedder = open_embedder(engine, hub, entry, &crate::progress::downloads())
         .await
         .with_context(|| format!("embedding model '{}' ({}) cannot be loaded", entry.id, entry.path))?;
@@ -229,7 +272,9 @@ async fn load_reranker(
     let source = match choice {
         None => {
             tracing::info!("cross-encoder disabled: /rerank answers 503");
-            tracing::info!("enable it with, for example: ragstone serve --cross-encoder BAAI/bge-reranker-base");
+            tracing::info!(
+                "enable it with, for example: ragstone serve --cross-encoder BAAI/bge-reranker-base"
+            );
             tracing::info!("see --list-reranker-models for more");
             return Ok(None);
         }

@@ -14,7 +14,6 @@
 //! no file.
 
 mod error;
-mod faults;
 mod index;
 mod inspect;
 mod load;

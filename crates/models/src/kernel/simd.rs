@@ -169,11 +169,11 @@ unsafe fn run_panels(isa: Isa, product: &Product<'_>, output: Output, ldc: usize
                     // SAFETY: the tile lies in the rows and columns that the caller vouches for.
                     unsafe {
                         if width == PANEL {
-                            tile_of(isa, height, &args)
+                            tile_of(isa, height, &args);
                         } else {
-                            narrow_tile(isa, height, &args, width)
+                            narrow_tile(isa, height, &args, width);
                         }
-                    };
+                    }
                     row += height;
                 }
             }

@@ -134,7 +134,8 @@ fn a_product_that_would_write_outside_its_result_is_refused() {
 #[test]
 fn activations_agree_with_their_definitions() {
     let inputs: Vec<f32> = (-2_000..=2_000).map(|i| i as f32 / 200.0).collect();
-    let definitions: [(Finish, fn(f64) -> f64); 6] = [
+    type Definition = fn(f64) -> f64;
+    let definitions: [(Finish, Definition); 6] = [
         (Finish::Gelu, |x| x * normal_distribution(x)),
         (Finish::GeluTanh, |x| {
             0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh())

@@ -81,7 +81,7 @@ fn both(left: Metadata, right: Metadata) -> Metadata {
                 there.extend(new.clone());
             }
             (Some(Value::Array(there)), Value::Array(new)) if key == "$and" => {
-                there.extend(new.iter().cloned())
+                there.extend(new.iter().cloned());
             }
             _ => return list("$and", vec![left, right]),
         }

@@ -34,7 +34,9 @@ async fn successful_reranking_call() {
     assert_eq!(outcome.documents[0]["rerank_score"], 31.0);
     let seen = server.seen();
     assert_eq!(
-        seen.iter().map(|s| s.path()).collect::<Vec<_>>(),
+        seen.iter()
+            .map(super::common::server::Seen::path)
+            .collect::<Vec<_>>(),
         ["/health", "/rerank"]
     );
     assert!(

@@ -9,6 +9,7 @@
 //! moment is continued by making it again.
 
 pub mod chunk;
+mod embed;
 pub mod kind;
 mod manifest;
 pub mod outline;

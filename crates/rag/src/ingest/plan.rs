@@ -100,8 +100,15 @@ fn hash_of(metadata: &Metadata) -> Option<String> {
         .map(str::to_owned)
 }
 
+/// What ingestion made of a source; documents that somebody added by hand have no such hash.
 pub fn of_source(source: &str) -> Filter {
-    Filter::equals(keys::SOURCE, Scalar::Text(source.into()))
+    Filter::All(vec![
+        Filter::equals(keys::SOURCE, Scalar::Text(source.into())),
+        Filter::Field {
+            name: keys::CONTENT_HASH.to_owned(),
+            test: Test::Exists,
+        },
+    ])
 }
 
 pub fn of_sections(source: &str, sections: &[String]) -> Filter {

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use ragstone_core::collection::{Collection, CollectionName};
 use ragstone_core::document::DocumentId;
-use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, ModelIdentity, Role};
+use ragstone_core::model::{Embedder, Embedding, ModelError, ModelIdentity};
 use ragstone_core::records::Records;
 use ragstone_core::store::{DocumentBatch, Selection, StoredDocument};
 use tokio::runtime::Handle;
@@ -22,6 +22,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use super::chunk::{Chunk, Splitter};
+use super::embed::embed;
 use super::manifest;
 use super::plan::Change;
 use super::prepare::{Finish, Input, Preparation, Step, Stop};
@@ -43,7 +44,6 @@ const LINGER: Duration = Duration::from_millis(20);
 const STEPS_AHEAD: usize = 512;
 /// Batches that are with the model or wait to be stored.
 const BATCHES_AHEAD: usize = 2;
-const ATTEMPTS: u32 = 8;
 
 /// Where to ingest into, and how.
 #[derive(Clone)]
@@ -242,7 +242,9 @@ async fn embed_batches(
         if let Ok(Some(step)) = step {
             batch.add(step);
         }
-        if (batch.is_full() || ended || lingered) && !batch.is_empty() {
+        // While the model has enough to do, a batch may as well grow.
+        let idle = || batches.capacity() > 0;
+        if (batch.is_full() || ended || (lingered && idle())) && !batch.is_empty() {
             let started = work.start(std::mem::take(&mut batch)).await?;
             if batches.send(started).await.is_err() {
                 return Ok(());
@@ -320,7 +322,7 @@ impl Work {
             entries.push((key.clone(), entry));
         }
         self.ledger.record(entries).await?;
-        self.find_missing(&batch, &mut known).await?;
+        self.find_missing(&batch, &new, &mut known).await?;
         {
             let mut in_flight = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
             new.iter().for_each(|key| {
@@ -366,19 +368,42 @@ impl Work {
         self.note_finished(batch.finishes, &refused).await
     }
 
-    /// Content that another batch had in flight is in the ledger by now, or was refused.
+    /// Content that another batch had in flight is in the ledger by now. Where it is not (because
+    /// the model refused it, or its last document went meanwhile) it is embedded here.
     async fn find_missing(
         &self,
         batch: &Batch,
+        tried: &[LedgerKey],
         known: &mut HashMap<LedgerKey, Entry>,
     ) -> Result<(), ServiceError> {
-        let missing: Vec<LedgerKey> = batch
+        let mut missing: HashMap<LedgerKey, &str> = batch
             .chunks
             .iter()
-            .map(|(_, chunk)| self.key(chunk))
-            .filter(|key| !known.contains_key(key))
+            .map(|(_, chunk)| (self.key(chunk), chunk.document.text.as_str()))
+            .filter(|(key, _)| !known.contains_key(key) && !tried.contains(key))
             .collect();
-        known.extend(self.ledger.find(&missing).await?);
+        let keys: Vec<LedgerKey> = missing.keys().cloned().collect();
+        for (key, entry) in self.ledger.find(&keys).await? {
+            missing.remove(&key);
+            known.insert(key, entry);
+        }
+        let (keys, texts): (Vec<LedgerKey>, Vec<String>) = missing
+            .into_iter()
+            .map(|(key, text)| (key, text.to_owned()))
+            .unzip();
+        let vectors = embed(self.embedder.as_ref(), texts).await?;
+        for (key, embedding) in keys.into_iter().zip(vectors) {
+            if let Some(embedding) = embedding {
+                let embedding_id = key.embedding_id();
+                known.insert(
+                    key,
+                    Entry {
+                        embedding_id,
+                        vector: embedding.vector,
+                    },
+                );
+            }
+        }
         Ok(())
     }
 
@@ -443,68 +468,4 @@ fn source_of(chunk: &Chunk) -> Option<String> {
         .get(super::chunk::keys::SOURCE)
         .and_then(|s| s.as_str())
         .map(str::to_owned)
-}
-
-/// One vector per text; `None` for a text that the model refuses by itself.
-async fn embed(embedder: &dyn Embedder, texts: Vec<String>) -> Result<Vec<Option<Embedding>>, ModelError> {
-    if texts.is_empty() {
-        return Ok(Vec::new());
-    }
-    match embed_patiently(embedder, texts.clone()).await {
-        Ok(embeddings) => Ok(embeddings.into_iter().map(Some).collect()),
-        Err(ModelError::InvalidInput(_) | ModelError::Failed(_)) if texts.len() > 1 => {
-            // One of them is the reason: find it, and keep the others.
-            let mut embeddings = Vec::with_capacity(texts.len());
-            let mut last_error = None;
-            for text in texts {
-                match embed_patiently(embedder, vec![text]).await {
-                    Ok(one) => embeddings.push(one.into_iter().next()),
-                    Err(error @ (ModelError::InvalidInput(_) | ModelError::Failed(_))) => {
-                        tracing::warn!(%error, "a text could not be embedded");
-                        last_error = Some(error);
-                        embeddings.push(None);
-                    }
-                    Err(error) => return Err(error),
-                }
-            }
-            match last_error {
-                Some(error) if embeddings.iter().all(Option::is_none) => Err(error),
-                _ => Ok(embeddings),
-            }
-        }
-        Err(ModelError::InvalidInput(message)) => {
-            tracing::warn!(%message, "a text could not be embedded");
-            Ok(vec![None])
-        }
-        Err(error) => Err(error),
-    }
-}
-
-/// Waits for a busy model: queries of others come first.
-async fn embed_patiently(embedder: &dyn Embedder, texts: Vec<String>) -> Result<Vec<Embedding>, ModelError> {
-    let mut attempt = 1;
-    loop {
-        let inputs = texts.iter().cloned().map(EmbedInput::Text).collect();
-        let error = match embedder.embed(inputs, Role::Passage).await {
-            Ok(embeddings) if embeddings.len() == texts.len() => return Ok(embeddings),
-            Ok(_) => {
-                return Err(ModelError::Failed(
-                    "the model gave another number of vectors than texts".into(),
-                ));
-            }
-            Err(error) => error,
-        };
-        let wait = match &error {
-            ModelError::Overloaded { retry_after } => {
-                (*retry_after).clamp(Duration::from_millis(50), Duration::from_secs(10))
-            }
-            ModelError::Unavailable(_) => Duration::from_millis(250) * 2u32.pow(attempt.min(6)),
-            _ => return Err(error),
-        };
-        if attempt == ATTEMPTS {
-            return Err(error);
-        }
-        attempt += 1;
-        tokio::time::sleep(wait).await;
-    }
 }

@@ -16,7 +16,7 @@ use super::{FAILED, block_on};
 use crate::config::{self, Flags, Layers, Settings};
 
 #[derive(Args)]
-pub struct DoctorArgs {
+pub(super) struct DoctorArgs {
     /// Configuration file [env: RAGSTONE_CONFIG]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -99,7 +99,7 @@ enum Reach {
     Online,
 }
 
-pub fn run(args: &DoctorArgs) -> ExitCode {
+pub(super) fn run(args: &DoctorArgs) -> ExitCode {
     let checks = match block_on(async { Ok(examine(args).await) }) {
         Ok(checks) => checks,
         Err(error) => vec![Check::fail("Runtime", format!("{error:#}"))],

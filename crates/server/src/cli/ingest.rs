@@ -20,7 +20,8 @@ use ragstone_core::store::{MetadataUpdate, Store, StoreError};
 use ragstone_rag::ingest::size::TokenSizer;
 use ragstone_rag::ingest::walk::{Found, FoundFile, Selection};
 use ragstone_rag::ingest::{
-    Content, IngestTarget, Ingestion, Input, IsolatedReader, Kind, Progress, ReadOptions, Splitter, chunk_tokens, chunks_of,
+    Content, IngestTarget, Ingestion, Input, IsolatedReader, Kind, Progress, ReadOptions, Splitter,
+    chunk_tokens, chunks_of,
 };
 use ragstone_rag::{Models, Service};
 use ragstone_store::{SqliteStore, StoreOptions};
@@ -93,7 +94,9 @@ pub fn run(args: &IngestArgs) -> anyhow::Result<()> {
     let selection = Selection::new(&files, &args.include, &args.exclude)?;
     let found = selection.find()?;
     match &args.url {
-        Some(url) if !args.dry_run => block_on(remote::ingest(args, url.clone(), &collection, &selection, found)),
+        Some(url) if !args.dry_run => {
+            block_on(remote::ingest(args, url.clone(), &collection, &selection, found))
+        }
         _ => block_on(ingest_here(args, collection, &selection, found)),
     }
 }
@@ -113,13 +116,26 @@ pub fn read_untrusted(kind: &str) -> anyhow::Result<()> {
     }
 }
 
+/// What this process has mapped for data already, most of it reserved by the allocator and unused.
+#[cfg(unix)]
+fn data_bytes() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm")
+        .ok()
+        .and_then(|sizes| sizes.split_whitespace().nth(5)?.parse::<u64>().ok())
+        .unwrap_or_default();
+    pages * rustix::param::page_size() as u64
+}
+
 /// Memory and time that no honest file needs.
 fn confine() {
     #[cfg(unix)]
     {
         use rustix::process::{Resource, Rlimit, setrlimit};
-        let limit = |most: u64| Rlimit { current: Some(most), maximum: Some(most) };
-        let _ = setrlimit(Resource::Data, limit(1 << 30));
+        let limit = |most: u64| Rlimit {
+            current: Some(most),
+            maximum: Some(most),
+        };
+        let _ = setrlimit(Resource::Data, limit(data_bytes() + (1 << 30)));
         let _ = setrlimit(Resource::Cpu, limit(READ_TIMEOUT.as_secs()));
         let _ = setrlimit(Resource::Core, limit(0));
     }
@@ -135,7 +151,10 @@ pub fn read_options() -> ReadOptions {
         timeout: READ_TIMEOUT,
         max_text_bytes: MAX_TEXT_BYTES,
     });
-    ReadOptions { isolated, ..ReadOptions::default() }
+    ReadOptions {
+        isolated,
+        ..ReadOptions::default()
+    }
 }
 
 async fn ingest_here(
@@ -146,13 +165,29 @@ async fn ingest_here(
 ) -> anyhow::Result<()> {
     let settings = settings(args)?;
     // The store first: whether it can be had is known at once, a model takes a while.
-    let store = if args.dry_run { None } else { Some(open_store(&settings)?) };
+    let store = if args.dry_run {
+        None
+    } else {
+        Some(open_store(&settings)?)
+    };
     let models = load_models(&settings).await?;
-    let Some(store) = store else { return dry_run(args, &models, found) };
-    let service = Service { store: Arc::clone(&store) as Arc<dyn Store>, models: Arc::new(models) };
-    let target = IngestTarget { collection: collection.clone(), chunk_tokens: args.chunk_tokens };
+    let Some(store) = store else {
+        return dry_run(args, &models, found);
+    };
+    let service = Service {
+        store: Arc::clone(&store) as Arc<dyn Store>,
+        models: Arc::new(models),
+    };
+    let target = IngestTarget {
+        collection: collection.clone(),
+        chunk_tokens: args.chunk_tokens,
+    };
     ensure_collection(&service, &collection, args.model.as_deref()).await?;
-    let ingestion = Ingestion { service, records: Arc::clone(&store) as _, read: read_options() };
+    let ingestion = Ingestion {
+        service,
+        records: Arc::clone(&store) as _,
+        read: read_options(),
+    };
     let progress = Arc::new(Progress::default());
     let total: u64 = found.files.iter().map(|file| file.bytes).sum();
     let shown = show::Shown::start(Arc::clone(&progress), total, args.json);
@@ -174,7 +209,10 @@ async fn ingest_here(
         )),
     };
     shown.stop().await;
-    store.close().await.context("the store could not be closed cleanly")?;
+    store
+        .close()
+        .await
+        .context("the store could not be closed cleanly")?;
     show::report(&progress, &args.collection, args.json)?;
     done?;
     show::failures(&progress)
@@ -202,7 +240,10 @@ fn open_store(settings: &Settings) -> anyhow::Result<Arc<SqliteStore>> {
         } else {
             ""
         };
-        anyhow::Error::from(error).context(format!("the store in {} cannot be opened{hint}", directory.display()))
+        anyhow::Error::from(error).context(format!(
+            "the store in {} cannot be opened{hint}",
+            directory.display()
+        ))
     })?;
     Ok(Arc::new(store))
 }
@@ -215,7 +256,11 @@ async fn load_models(settings: &Settings) -> anyhow::Result<Models> {
 }
 
 /// Makes the collection, or makes sure that it is of the model that was asked for.
-async fn ensure_collection(service: &Service, name: &CollectionName, wanted: Option<&str>) -> anyhow::Result<()> {
+async fn ensure_collection(
+    service: &Service,
+    name: &CollectionName,
+    wanted: Option<&str>,
+) -> anyhow::Result<()> {
     let model = |id: &str| Metadata::from_iter([(EMBEDDING_MODEL.to_owned(), Value::from(id))]);
     match service.store.collection(name).await {
         Ok(collection) => match (collection.embedding_model(), wanted) {
@@ -224,7 +269,10 @@ async fn ensure_collection(service: &Service, name: &CollectionName, wanted: Opt
             ),
             (None, Some(wanted)) if is_empty(&collection) => {
                 service.models.embedder(wanted)?;
-                service.store.update_metadata(name, model(wanted), MetadataUpdate::Merge).await?;
+                service
+                    .store
+                    .update_metadata(name, model(wanted), MetadataUpdate::Merge)
+                    .await?;
                 Ok(())
             }
             _ => Ok(()),
@@ -232,9 +280,15 @@ async fn ensure_collection(service: &Service, name: &CollectionName, wanted: Opt
         Err(StoreError::CollectionNotFound(_)) => {
             let embedder: &Arc<dyn Embedder> = match wanted {
                 Some(id) => service.models.embedder(id)?,
-                None => service.models.default_embedder().context("no embedding model is loaded")?,
+                None => service
+                    .models
+                    .default_embedder()
+                    .context("no embedding model is loaded")?,
             };
-            service.store.create_collection(name, model(&embedder.info().identity.id)).await?;
+            service
+                .store
+                .create_collection(name, model(&embedder.info().identity.id))
+                .await?;
             Ok(())
         }
         Err(error) => Err(error.into()),
@@ -256,7 +310,11 @@ fn vanished(sources: Vec<String>, selection: &Selection) -> Vec<String> {
 /// Hands over what was found, one after the other, as fast as it is taken.
 fn feed(args: &IngestArgs, found: Found, progress: &Arc<Progress>) -> mpsc::Receiver<Input> {
     let (sender, inputs) = mpsc::channel(16);
-    let stdin = args.paths.iter().any(|path| path == STDIN).then(|| args.source.clone());
+    let stdin = args
+        .paths
+        .iter()
+        .any(|path| path == STDIN)
+        .then(|| args.source.clone());
     note_problems(&found, progress);
     let progress = Arc::clone(progress);
     std::thread::spawn(move || {
@@ -265,7 +323,10 @@ fn feed(args: &IngestArgs, found: Found, progress: &Arc<Progress>) -> mpsc::Rece
             kind: Kind::JsonLines,
             content: Content::Stream(Box::new(std::io::stdin())),
         });
-        let files = found.files.into_iter().filter_map(|file| to_input(file, &progress));
+        let files = found
+            .files
+            .into_iter()
+            .filter_map(|file| to_input(file, &progress));
         for input in files.chain(stdin) {
             if sender.blocking_send(input).is_err() {
                 return;
@@ -283,7 +344,11 @@ fn note_problems(found: &Found, progress: &Progress) {
 
 fn to_input(file: FoundFile, progress: &Progress) -> Option<Input> {
     match file.kind {
-        Some(kind) => Some(Input { source: file.source, kind, content: Content::File(file.path) }),
+        Some(kind) => Some(Input {
+            source: file.source,
+            kind,
+            content: Content::File(file.path),
+        }),
         None if file.named => {
             progress.update(|report| report.fail(file.source, "it is of a type that cannot be read"));
             None
@@ -299,7 +364,9 @@ fn to_input(file: FoundFile, progress: &Progress) -> Option<Input> {
 fn dry_run(args: &IngestArgs, models: &Models, found: Found) -> anyhow::Result<()> {
     let embedder = match &args.model {
         Some(id) => models.embedder(id)?,
-        None => models.default_embedder().context("no embedding model is loaded")?,
+        None => models
+            .default_embedder()
+            .context("no embedding model is loaded")?,
     };
     let tokens = chunk_tokens(embedder.as_ref(), args.chunk_tokens)?;
     let splitter = Splitter::new(TokenSizer::new(Arc::clone(embedder), tokens), tokens);
@@ -307,12 +374,23 @@ fn dry_run(args: &IngestArgs, models: &Models, found: Found) -> anyhow::Result<(
     let progress = Arc::new(Progress::default());
     note_problems(&found, &progress);
     let mut out = std::io::stdout().lock();
-    let stdin = args.paths.iter().any(|path| path == STDIN).then(|| -> anyhow::Result<Input> {
-        let mut bytes = Vec::new();
-        std::io::Read::read_to_end(&mut std::io::stdin().lock(), &mut bytes)?;
-        Ok(Input { source: args.source.clone(), kind: Kind::JsonLines, content: Content::Memory(bytes) })
-    });
-    let inputs = found.files.into_iter().filter_map(|file| to_input(file, &progress));
+    let stdin = args
+        .paths
+        .iter()
+        .any(|path| path == STDIN)
+        .then(|| -> anyhow::Result<Input> {
+            let mut bytes = Vec::new();
+            std::io::Read::read_to_end(&mut std::io::stdin().lock(), &mut bytes)?;
+            Ok(Input {
+                source: args.source.clone(),
+                kind: Kind::JsonLines,
+                content: Content::Memory(bytes),
+            })
+        });
+    let inputs = found
+        .files
+        .into_iter()
+        .filter_map(|file| to_input(file, &progress));
     for input in inputs.chain(stdin.transpose()?) {
         match chunks_of(&input, &splitter, &options) {
             Ok(chunks) => {

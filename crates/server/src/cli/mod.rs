@@ -1,6 +1,8 @@
 //! The command line. Arguments as typed are here; what they mean is decided in [`crate::config`]
 //! and in the commands.
 
+mod doctor;
+pub mod ingest;
 mod models;
 mod query;
 mod quickstart;
@@ -21,7 +23,12 @@ const FAILED: u8 = 1;
 const BAD_CONFIGURATION: u8 = 78;
 
 #[derive(Parser)]
-#[command(name = "ragstone", version, about = "Retrieval for AI applications as one program", propagate_version = true)]
+#[command(
+    name = "ragstone",
+    version,
+    about = "Retrieval for AI applications as one program",
+    propagate_version = true
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -35,6 +42,13 @@ enum Command {
     Quickstart(QuickstartArgs),
     /// Search a collection of a running server
     Query(query::QueryArgs),
+    /// Check configuration, keys, data, models and services, and say how to mend what is wrong
+    Doctor(doctor::DoctorArgs),
+    /// Read, split, embed and store files, folders and rows
+    Ingest(Box<ingest::IngestArgs>),
+    /// Parse a file from standard input, within limits; used by the program itself
+    #[command(hide = true, name = ingest::READ_UNTRUSTED)]
+    ReadUntrusted { kind: String },
     /// List, fetch, show and remove downloaded models
     #[command(subcommand)]
     Models(ModelsCommand),
@@ -146,6 +160,9 @@ pub fn run() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Quickstart(args) => quickstart::run(&args),
         Command::Query(args) => query::run(&args),
+        Command::Doctor(args) => return doctor::run(&args),
+        Command::Ingest(args) => ingest::run(&args),
+        Command::ReadUntrusted { kind } => ingest::read_untrusted(&kind),
         Command::Models(command) => models::run(command),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "ragstone", &mut std::io::stdout());
@@ -161,9 +178,16 @@ pub fn run() -> ExitCode {
 /// Errors go to stderr, whole, whatever the log shows.
 fn report(error: &anyhow::Error) -> ExitCode {
     eprintln!("ragstone: fatal: {error:#}");
-    if error.is::<ConfigError>() { ExitCode::from(BAD_CONFIGURATION) } else { ExitCode::from(FAILED) }
+    if error.is::<ConfigError>() {
+        ExitCode::from(BAD_CONFIGURATION)
+    } else {
+        ExitCode::from(FAILED)
+    }
 }
 
 fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(work)
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?
+        .block_on(work)
 }

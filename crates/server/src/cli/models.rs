@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::{ModelsCommand, block_on};
 use crate::{startup, telemetry};
 
-pub fn run(command: ModelsCommand) -> anyhow::Result<()> {
+pub(super) fn run(command: ModelsCommand) -> anyhow::Result<()> {
     telemetry::start_logs(telemetry::LogFormat::Text);
     let hub = startup::hub()?;
     match command {
@@ -25,7 +25,11 @@ pub fn run(command: ModelsCommand) -> anyhow::Result<()> {
 
 /// `default` is short for the built-in default model.
 fn full_name(name: &str) -> &str {
-    if name == "default" { default_model::ID } else { name }
+    if name == "default" {
+        default_model::ID
+    } else {
+        name
+    }
 }
 
 fn list(hub: &Hub, as_json: bool) -> anyhow::Result<()> {
@@ -33,15 +37,24 @@ fn list(hub: &Hub, as_json: bool) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     if as_json {
         let rows: Vec<Value> = models.iter().map(to_json).collect();
-        writeln!(out, "{}", serde_json::to_string_pretty(&json!({ "models": rows }))?)?;
+        writeln!(
+            out,
+            "{}",
+            serde_json::to_string_pretty(&json!({ "models": rows }))?
+        )?;
         return Ok(());
     }
     if models.is_empty() {
-        eprintln!("No models in {}. Fetch one with `ragstone models pull NAME`.", hub.settings().cache.display());
+        eprintln!(
+            "No models in {}. Fetch one with `ragstone models pull NAME`.",
+            hub.settings().cache.display()
+        );
         return Ok(());
     }
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_header(["MODEL", "KIND", "ARCHITECTURE", "SIZE", "USABLE"]);
+    table
+        .load_preset(presets::NOTHING)
+        .set_header(["MODEL", "KIND", "ARCHITECTURE", "SIZE", "USABLE"]);
     for model in &models {
         table.add_row([
             model.id.as_str(),
@@ -69,6 +82,7 @@ fn pull(hub: &Hub, name: &str) -> anyhow::Result<()> {
 
 fn remove(hub: &Hub, name: &str) -> anyhow::Result<()> {
     let freed = cache::remove(&hub.settings().cache, full_name(name))?;
+    anyhow::ensure!(freed > 0, "'{}' is not in the cache", full_name(name));
     eprintln!("Removed {}, {} freed.", full_name(name), size(freed));
     Ok(())
 }
@@ -87,7 +101,10 @@ fn show(hub: &Hub, name: &str, as_json: bool) -> anyhow::Result<()> {
         ("revision", model.revision.clone()),
         ("directory", model.directory.display().to_string()),
         ("kind", kind(model.kind).to_owned()),
-        ("architecture", model.architecture.clone().unwrap_or_else(|| "unknown".to_owned())),
+        (
+            "architecture",
+            model.architecture.clone().unwrap_or_else(|| "unknown".to_owned()),
+        ),
         ("size", size(model.bytes)),
         ("usable", if model.usable { "yes" } else { "no" }.to_owned()),
     ] {

@@ -12,7 +12,7 @@ use super::block_on;
 use super::remote::RemoteArgs;
 
 #[derive(Args)]
-pub struct QueryArgs {
+pub(super) struct QueryArgs {
     /// The collection to search
     collection: String,
     /// What to search for
@@ -45,10 +45,12 @@ pub struct QueryArgs {
     remote: RemoteArgs,
 }
 
-pub fn run(args: &QueryArgs) -> anyhow::Result<()> {
+pub(super) fn run(args: &QueryArgs) -> anyhow::Result<()> {
     let name = CollectionName::parse(args.collection.as_str())?;
     let answer = block_on(async {
-        let call = Call::post(format!("collections/{name}/query")).json(&body(args)?).repeat(Repeat::Freely);
+        let call = Call::post(format!("collections/{name}/query"))
+            .json(&body(args)?)
+            .repeat(Repeat::Freely);
         args.remote.ask(call).await
     })?;
     let mut out = std::io::stdout().lock();
@@ -69,7 +71,10 @@ fn body(args: &QueryArgs) -> anyhow::Result<Value> {
         ("explain".to_owned(), json!(args.explain)),
     ]);
     if let Some(filter) = &args.filter {
-        body.insert("where".to_owned(), serde_json::from_str(filter).context("--where must be valid JSON")?);
+        body.insert(
+            "where".to_owned(),
+            serde_json::from_str(filter).context("--where must be valid JSON")?,
+        );
     }
     if let Some(field) = &args.expand {
         body.insert("expand".to_owned(), json!(field));
@@ -81,14 +86,19 @@ fn body(args: &QueryArgs) -> anyhow::Result<Value> {
 }
 
 fn terminal_width() -> usize {
-    let given = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+    let given = std::env::var("COLUMNS")
+        .ok()
+        .and_then(|columns| columns.parse().ok());
     given.unwrap_or(100).clamp(40, 120)
 }
 
 /// One card a result: a line of numbers, the text, its metadata.
 fn cards(answer: &Value, width: usize) -> String {
     let mut out = String::new();
-    let results = answer["results"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let results = answer["results"]
+        .as_array()
+        .map(Vec::as_slice)
+        .unwrap_or_default();
     if results.is_empty() {
         out.push_str("Nothing found.\n");
     }
@@ -100,10 +110,21 @@ fn cards(answer: &Value, width: usize) -> String {
                 numbers.push(format!("{} {number:.4}", key.replace('_', " ")));
             }
         }
-        out.push_str(&format!("\x1b[1m{}. {}\x1b[0m  \x1b[2m{}\x1b[0m\n", place + 1, text(&result["id"]), numbers.join(", ")));
+        out.push_str(&format!(
+            "\x1b[1m{}. {}\x1b[0m  \x1b[2m{}\x1b[0m\n",
+            place + 1,
+            text(&result["id"]),
+            numbers.join(", ")
+        ));
         out.push_str(&indented(&text(&result["text"]), width));
-        if let Some(metadata) = result["metadata"].as_object().filter(|metadata| !metadata.is_empty()) {
-            let pairs: Vec<String> = metadata.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        if let Some(metadata) = result["metadata"]
+            .as_object()
+            .filter(|metadata| !metadata.is_empty())
+        {
+            let pairs: Vec<String> = metadata
+                .iter()
+                .map(|(key, value)| format!("{key}={value}"))
+                .collect();
             out.push_str(&format!("\x1b[2m{}\x1b[0m", indented(&pairs.join("  "), width)));
         }
         for sibling in result["siblings"].as_array().into_iter().flatten() {
@@ -112,7 +133,13 @@ fn cards(answer: &Value, width: usize) -> String {
         if let Some(stages) = result["explain"].as_object() {
             let trail: Vec<String> = stages
                 .iter()
-                .map(|(stage, place)| format!("{stage} #{} ({:.4})", place["rank"], place["score"].as_f64().unwrap_or_default()))
+                .map(|(stage, place)| {
+                    format!(
+                        "{stage} #{} ({:.4})",
+                        place["rank"],
+                        place["score"].as_f64().unwrap_or_default()
+                    )
+                })
                 .collect();
             out.push_str(&indented(&trail.join("  "), width));
         }
@@ -122,7 +149,10 @@ fn cards(answer: &Value, width: usize) -> String {
         out.push_str(&format!("Note: {}\n", warning.as_str().unwrap_or_default()));
     }
     if let Some(timings) = answer["timings_ms"].as_object() {
-        let parts: Vec<String> = timings.iter().map(|(stage, ms)| format!("{stage} {ms} ms")).collect();
+        let parts: Vec<String> = timings
+            .iter()
+            .map(|(stage, ms)| format!("{stage} {ms} ms"))
+            .collect();
         out.push_str(&format!("{}\n", parts.join(", ")));
     }
     out
@@ -131,7 +161,10 @@ fn cards(answer: &Value, width: usize) -> String {
 /// Wraps at words and sets in by three. Text from documents is shown, never obeyed: control
 /// characters, which could move a terminal's cursor, become spaces.
 fn indented(text: &str, width: usize) -> String {
-    let clean: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let clean: String = text
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect();
     let mut out = String::new();
     let mut column = 0;
     for word in clean.split_whitespace() {

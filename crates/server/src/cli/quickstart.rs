@@ -21,7 +21,7 @@ const MODEL_ID: &str = "minilm";
 const COLLECTION: &str = "handbook";
 const SAMPLE: &str = include_str!("../../samples/handbook.jsonl");
 
-pub fn run(args: &QuickstartArgs) -> anyhow::Result<()> {
+pub(super) fn run(args: &QuickstartArgs) -> anyhow::Result<()> {
     telemetry::start_logs(telemetry::LogFormat::Text);
     let flags = Flags {
         host: Some("127.0.0.1".to_owned()),
@@ -30,7 +30,11 @@ pub fn run(args: &QuickstartArgs) -> anyhow::Result<()> {
         no_embeddings: true,
         ..Flags::default()
     };
-    let settings = config::build(Layers { flags, env: &|_| None, file: config::FileConfig::default() })?;
+    let settings = config::build(Layers {
+        flags,
+        env: &|_| None,
+        file: config::FileConfig::default(),
+    })?;
     block_on(start(settings, args.once))
 }
 
@@ -44,7 +48,9 @@ async fn start(settings: Settings, once: bool) -> anyhow::Result<()> {
     if once {
         return running.stop().await;
     }
-    eprintln!("\nServing on http://{address}, interactive documentation at http://{address}/docs. Stop with Ctrl-C.");
+    eprintln!(
+        "\nServing on http://{address}, interactive documentation at http://{address}/docs. Stop with Ctrl-C."
+    );
     running.serve_on(listener, &settings, listen::stop_signal()).await
 }
 
@@ -65,7 +71,10 @@ async fn load_sample(service: &Service) -> anyhow::Result<()> {
     let name = CollectionName::parse(COLLECTION)?;
     let metadata = Metadata::from_iter([
         (EMBEDDING_MODEL.to_owned(), Value::from(MODEL_ID)),
-        ("description".to_owned(), Value::from("A handbook of a small observatory")),
+        (
+            "description".to_owned(),
+            Value::from("A handbook of a small observatory"),
+        ),
     ]);
     match service.store.create_collection(&name, metadata).await {
         Ok(_) | Err(StoreError::CollectionExists(_)) => {}
@@ -77,7 +86,10 @@ async fn load_sample(service: &Service) -> anyhow::Result<()> {
 }
 
 fn sample() -> anyhow::Result<Vec<NewDocument>> {
-    let raw = SAMPLE.lines().map(serde_json::from_str::<RawDocument>).collect::<Result<_, _>>()?;
+    let raw = SAMPLE
+        .lines()
+        .map(serde_json::from_str::<RawDocument>)
+        .collect::<Result<_, _>>()?;
     Ok(check_documents(raw)?)
 }
 
@@ -102,19 +114,26 @@ fn tries() -> [Try; 3] {
             about: "Search by meaning and by word, with a filter",
             method: "POST",
             path: query,
-            body: Some(json!({"query": "ZX-4417", "mode": "hybrid", "top_k": 1, "where": {"chapter": "dome"}})),
+            body: Some(
+                json!({"query": "ZX-4417", "mode": "hybrid", "top_k": 1, "where": {"chapter": "dome"}}),
+            ),
         },
         Try {
             about: "Get a whole section by its metadata",
             method: "GET",
-            path: format!("/collections/{COLLECTION}/documents?where=%7B%22section_id%22:%22mirror-care%22%7D"),
+            path: format!(
+                "/collections/{COLLECTION}/documents?where=%7B%22section_id%22:%22mirror-care%22%7D"
+            ),
             body: None,
         },
     ]
 }
 
 /// Prints each command with the answer that the running service gives to it.
-#[allow(clippy::print_stdout, reason = "commands and answers are the result of the quick start")]
+#[allow(
+    clippy::print_stdout,
+    reason = "commands and answers are the result of the quick start"
+)]
 async fn show_tries(running: &Running, address: &str) -> anyhow::Result<()> {
     for (number, attempt) in tries().iter().enumerate() {
         println!("\n# {}. {}", number + 1, attempt.about);
@@ -122,8 +141,14 @@ async fn show_tries(running: &Running, address: &str) -> anyhow::Result<()> {
             Some(body) => println!("curl -s http://{address}{} -d '{body}'", attempt.path),
             None => println!("curl -s 'http://{address}{}'", attempt.path),
         }
-        let body = attempt.body.as_ref().map_or_else(Body::empty, |body| Body::from(body.to_string()));
-        let request = Request::builder().method(attempt.method).uri(&attempt.path).body(body)?;
+        let body = attempt
+            .body
+            .as_ref()
+            .map_or_else(Body::empty, |body| Body::from(body.to_string()));
+        let request = Request::builder()
+            .method(attempt.method)
+            .uri(&attempt.path)
+            .body(body)?;
         let answer = running.router().oneshot(request).await?;
         let bytes = answer.into_body().collect().await?.to_bytes();
         let answer: Value = serde_json::from_slice(&bytes)?;

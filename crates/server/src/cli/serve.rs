@@ -6,7 +6,7 @@ use super::{ServeArgs, block_on};
 use crate::config::{self, EmbeddingsChoice, Layers, Settings};
 use crate::{startup, telemetry};
 
-pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
+pub(super) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     if args.list_reranker_models {
         print_list();
         return Ok(());
@@ -14,8 +14,16 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
     telemetry::start_logs(args.log_format);
     let env = &config::process_env;
     let file = config::read_file(args.config.as_deref(), env)?;
-    let settings = config::build(Layers { flags: args.flags(), env, file })?;
-    if args.download_models { block_on(download(settings)) } else { block_on(startup::serve(settings)) }
+    let settings = config::build(Layers {
+        flags: args.flags(),
+        env,
+        file,
+    })?;
+    if args.download_models {
+        block_on(download(settings))
+    } else {
+        block_on(startup::serve(settings))
+    }
 }
 
 async fn download(settings: Settings) -> anyhow::Result<()> {
@@ -33,10 +41,17 @@ fn print_list() {
 }
 
 /// The help of `--cross-encoder`, with the curated models as examples.
-pub fn cross_encoder_help() -> String {
-    let mut help = "Cross-encoder for reranking, from the Hugging Face hub [env: CROSS_ENCODER_MODEL]. Examples:".to_owned();
+pub(super) fn cross_encoder_help() -> String {
+    let mut help =
+        "Cross-encoder for reranking, from the Hugging Face hub [env: CROSS_ENCODER_MODEL]. Examples:"
+            .to_owned();
     for model in catalog::CROSS_ENCODERS {
-        help.push_str(&format!("\n  {} ({}, {})", model.name, model.size, model.use_case.name()));
+        help.push_str(&format!(
+            "\n  {} ({}, {})",
+            model.name,
+            model.size,
+            model.use_case.name()
+        ));
     }
     help.push_str("\nSee --list-reranker-models for all of them");
     help

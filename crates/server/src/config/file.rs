@@ -81,13 +81,19 @@ pub struct LimitsSection {
 
 impl FileConfig {
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| ConfigError(format!("The configuration file {} cannot be read: {error}", path.display())))?;
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            ConfigError(format!(
+                "The configuration file {} cannot be read: {error}",
+                path.display()
+            ))
+        })?;
         Self::from_yaml(&text).map_err(|error| ConfigError(format!("In {}: {error}", path.display())))
     }
 
     pub fn from_yaml(text: &str) -> Result<Self, ConfigError> {
-        let blank = text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'));
+        let blank = text
+            .lines()
+            .all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'));
         if blank {
             return Ok(Self::default());
         }
@@ -99,11 +105,13 @@ impl FileConfig {
 }
 
 /// Replaces a value of the form `${NAME}` by the environment variable of that name.
-pub fn interpolate(value: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<String, ConfigError> {
+pub(super) fn interpolate(value: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<String, ConfigError> {
     match value.strip_prefix("${").and_then(|rest| rest.strip_suffix('}')) {
-        Some(name) => {
-            env(name).ok_or_else(|| ConfigError(format!("The environment variable {name}, named in the configuration, is not set")))
-        }
+        Some(name) => env(name).ok_or_else(|| {
+            ConfigError(format!(
+                "The environment variable {name}, named in the configuration, is not set"
+            ))
+        }),
         None => Ok(value.to_owned()),
     }
 }

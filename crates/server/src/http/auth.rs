@@ -20,7 +20,11 @@ pub struct ApiKeys(Vec<[u8; 32]>);
 
 impl ApiKeys {
     pub fn new<'a>(keys: impl IntoIterator<Item = &'a str>) -> Self {
-        Self(keys.into_iter().map(|key| Sha256::digest(key.as_bytes()).into()).collect())
+        Self(
+            keys.into_iter()
+                .map(|key| Sha256::digest(key.as_bytes()).into())
+                .collect(),
+        )
     }
 
     pub fn is_empty(&self) -> bool {
@@ -29,7 +33,10 @@ impl ApiKeys {
 
     fn admits(&self, key: &[u8]) -> bool {
         let digest: [u8; 32] = Sha256::digest(key).into();
-        let found = self.0.iter().fold(Choice::from(0), |found, known| found | known.ct_eq(&digest));
+        let found = self
+            .0
+            .iter()
+            .fold(Choice::from(0), |found, known| found | known.ct_eq(&digest));
         found.into()
     }
 }

@@ -52,7 +52,7 @@ const NOT_CONFIGURED: &str = "No chat provider is configured: set chat.providerI
         (status = 504, body = ErrorBody, description = "The provider did not answer in time"),
     ),
 )]
-pub async fn completions(
+pub(super) async fn completions(
     State(state): State<AppState>,
     headers: HeaderMap,
     JsonBody(body): JsonBody<Metadata>,

@@ -16,7 +16,7 @@ use super::state::AppState;
 
 #[derive(Deserialize, ToSchema)]
 #[schema(example = json!({"name": "manuals", "embedding_model": "minilm", "metadata": {"description": "Product manuals"}}))]
-pub struct CreateCollection {
+pub(super) struct CreateCollection {
     /// Which service it is made in; only for the gateway.
     pub(super) service: Option<String>,
     /// `[A-Za-z0-9][A-Za-z0-9._-]{0,127}`
@@ -34,7 +34,10 @@ impl CreateCollection {
     pub(super) fn check(self) -> Result<(CollectionName, Metadata), InvalidInput> {
         let name = CollectionName::parse(self.name)?;
         let mut metadata = self.metadata.unwrap_or_default();
-        for (key, value) in [(EMBEDDING_PROVIDER, self.embedding_provider), (EMBEDDING_MODEL, self.embedding_model)] {
+        for (key, value) in [
+            (EMBEDDING_PROVIDER, self.embedding_provider),
+            (EMBEDDING_MODEL, self.embedding_model),
+        ] {
             if let Some(value) = value {
                 metadata.insert(key.to_owned(), Value::String(value));
             }
@@ -45,7 +48,7 @@ impl CreateCollection {
 
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"status": "created", "name": "manuals", "metadata": {"embedding_model": "minilm"}}))]
-pub struct Created {
+pub(super) struct Created {
     status: &'static str,
     name: String,
     #[schema(value_type = Object)]
@@ -54,7 +57,11 @@ pub struct Created {
 
 impl Created {
     pub(super) fn new(name: &CollectionName, metadata: Metadata) -> Self {
-        Self { status: "created", name: name.to_string(), metadata }
+        Self {
+            status: "created",
+            name: name.to_string(),
+            metadata,
+        }
     }
 }
 
@@ -67,7 +74,7 @@ impl Created {
         (status = 409, body = ErrorBody, description = "A collection of this name exists"),
     )
 )]
-pub async fn create(
+pub(super) async fn create(
     State(state): State<AppState>,
     JsonBody(body): JsonBody<CreateCollection>,
 ) -> Result<Json<Created>, ApiError> {
@@ -78,7 +85,7 @@ pub async fn create(
 
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"name": "manuals", "count": 1200, "metadata": {"embedding_model": "minilm"}}))]
-pub struct CollectionBody {
+pub(super) struct CollectionBody {
     name: String,
     /// How many documents it has.
     count: u64,
@@ -88,20 +95,26 @@ pub struct CollectionBody {
 
 impl From<Collection> for CollectionBody {
     fn from(collection: Collection) -> Self {
-        Self { name: collection.name.to_string(), count: collection.count, metadata: collection.metadata }
+        Self {
+            name: collection.name.to_string(),
+            count: collection.count,
+            metadata: collection.metadata,
+        }
     }
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct CollectionList {
+pub(super) struct CollectionList {
     collections: Vec<CollectionBody>,
 }
 
 /// List all collections, by name.
 #[utoipa::path(get, path = "/collections", tag = "collections", responses((status = 200, body = CollectionList)))]
-pub async fn list(State(state): State<AppState>) -> Result<Json<CollectionList>, ApiError> {
+pub(super) async fn list(State(state): State<AppState>) -> Result<Json<CollectionList>, ApiError> {
     let collections = state.service.store.collections().await?;
-    Ok(Json(CollectionList { collections: collections.into_iter().map(Into::into).collect() }))
+    Ok(Json(CollectionList {
+        collections: collections.into_iter().map(Into::into).collect(),
+    }))
 }
 
 /// Describe one collection.
@@ -110,7 +123,7 @@ pub async fn list(State(state): State<AppState>) -> Result<Json<CollectionList>,
     params(("name" = String, Path, description = "The collection")),
     responses((status = 200, body = CollectionBody), (status = 404, body = ErrorBody)),
 )]
-pub async fn show(
+pub(super) async fn show(
     State(state): State<AppState>,
     CollectionPath(name): CollectionPath,
 ) -> Result<Json<CollectionBody>, ApiError> {
@@ -119,7 +132,7 @@ pub async fn show(
 
 #[derive(Deserialize, ToSchema)]
 #[schema(example = json!({"metadata": {"description": "Product manuals, second edition"}}))]
-pub struct UpdateMetadata {
+pub(super) struct UpdateMetadata {
     /// Which service the collection is in; only for the gateway.
     pub(super) service: Option<String>,
     #[schema(value_type = Object)]
@@ -131,12 +144,16 @@ pub struct UpdateMetadata {
 impl UpdateMetadata {
     pub(super) fn update(&self, params: &Params) -> Result<MetadataUpdate, InvalidInput> {
         let merge = params.flag("merge")?.or(self.merge).unwrap_or(false);
-        Ok(if merge { MetadataUpdate::Merge } else { MetadataUpdate::Replace })
+        Ok(if merge {
+            MetadataUpdate::Merge
+        } else {
+            MetadataUpdate::Replace
+        })
     }
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct MetadataUpdated {
+pub(super) struct MetadataUpdated {
     status: &'static str,
     name: String,
     /// As it stands now.
@@ -147,7 +164,12 @@ pub struct MetadataUpdated {
 
 impl MetadataUpdated {
     pub(super) fn new(name: &CollectionName, metadata: Metadata, update: MetadataUpdate) -> Self {
-        Self { status: "updated", name: name.to_string(), metadata, merge: update == MetadataUpdate::Merge }
+        Self {
+            status: "updated",
+            name: name.to_string(),
+            metadata,
+            merge: update == MetadataUpdate::Merge,
+        }
     }
 }
 
@@ -164,27 +186,34 @@ impl MetadataUpdated {
         (status = 404, body = ErrorBody),
     ),
 )]
-pub async fn update_metadata(
+pub(super) async fn update_metadata(
     State(state): State<AppState>,
     CollectionPath(name): CollectionPath,
     params: Params,
     JsonBody(body): JsonBody<UpdateMetadata>,
 ) -> Result<Json<MetadataUpdated>, ApiError> {
     let update = body.update(&params)?;
-    let metadata = state.service.store.update_metadata(&name, body.metadata, update).await?;
+    let metadata = state
+        .service
+        .store
+        .update_metadata(&name, body.metadata, update)
+        .await?;
     Ok(Json(MetadataUpdated::new(&name, metadata, update)))
 }
 
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"status": "deleted", "name": "manuals"}))]
-pub struct CollectionDeleted {
+pub(super) struct CollectionDeleted {
     status: &'static str,
     name: String,
 }
 
 impl CollectionDeleted {
     pub(super) fn new(name: &CollectionName) -> Self {
-        Self { status: "deleted", name: name.to_string() }
+        Self {
+            status: "deleted",
+            name: name.to_string(),
+        }
     }
 }
 
@@ -194,7 +223,7 @@ impl CollectionDeleted {
     params(("name" = String, Path, description = "The collection")),
     responses((status = 200, body = CollectionDeleted), (status = 404, body = ErrorBody)),
 )]
-pub async fn delete(
+pub(super) async fn delete(
     State(state): State<AppState>,
     CollectionPath(name): CollectionPath,
 ) -> Result<Json<CollectionDeleted>, ApiError> {

@@ -14,7 +14,7 @@ use super::state::AppState;
 #[derive(Deserialize, ToSchema)]
 #[schema(example = json!({"knowledgebase_id": "handbook", "chunks": [
     {"chunk_id": "c1", "content": "Open the dome at dusk.", "content_hash": "9f86d081"}]}))]
-pub struct EmbeddingsBody {
+pub(super) struct EmbeddingsBody {
     #[schema(required = true)]
     knowledgebase_id: Option<String>,
     #[schema(required = true, nullable = false)]
@@ -24,7 +24,7 @@ pub struct EmbeddingsBody {
 }
 
 #[derive(Deserialize, ToSchema)]
-pub struct ChunkBody {
+pub(super) struct ChunkBody {
     #[schema(required = true)]
     chunk_id: Option<String>,
     #[schema(required = true)]
@@ -39,7 +39,7 @@ pub struct ChunkBody {
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct EmbeddingsAnswer {
+pub(super) struct EmbeddingsAnswer {
     /// One for each chunk that was not skipped.
     embeddings: Vec<ChunkEmbeddingBody>,
     /// Content that has an embedding already, with that embedding's id.
@@ -47,7 +47,7 @@ pub struct EmbeddingsAnswer {
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct ChunkEmbeddingBody {
+pub(super) struct ChunkEmbeddingBody {
     embedding_id: String,
     chunk_id: String,
     knowledgebase_id: String,
@@ -59,7 +59,7 @@ pub struct ChunkEmbeddingBody {
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct SkippedBody {
+pub(super) struct SkippedBody {
     chunk_id: String,
     embedding_id: String,
 }
@@ -76,7 +76,7 @@ pub struct SkippedBody {
         (status = 503, body = ErrorBody, description = "The model is not loaded"),
     ),
 )]
-pub async fn embeddings(
+pub(super) async fn embeddings(
     State(state): State<AppState>,
     LargeJsonBody(body): LargeJsonBody<EmbeddingsBody>,
 ) -> Result<Json<EmbeddingsAnswer>, ApiError> {

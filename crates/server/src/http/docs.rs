@@ -6,13 +6,16 @@ use std::sync::LazyLock;
 use axum::http::header;
 use axum::response::{Html, IntoResponse};
 
-static OPENAPI: LazyLock<String> =
-    LazyLock::new(|| super::openapi().to_pretty_json().unwrap_or_else(|error| format!("{{\"error\": {:?}}}", error.to_string())));
+static OPENAPI: LazyLock<String> = LazyLock::new(|| {
+    super::openapi()
+        .to_pretty_json()
+        .unwrap_or_else(|error| format!("{{\"error\": {:?}}}", error.to_string()))
+});
 
-pub async fn openapi_json() -> impl IntoResponse {
+pub(super) async fn openapi_json() -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], OPENAPI.as_str())
 }
 
-pub async fn page() -> Html<&'static str> {
+pub(super) async fn page() -> Html<&'static str> {
     Html(include_str!("../../../../web/docs.html"))
 }

@@ -24,7 +24,7 @@ const MAX_LIMIT: u64 = 1000;
 #[schema(example = json!({"documents": [
     {"id": "intro", "text": "Ragstone keeps documents and finds them again.", "metadata": {"chapter": 1}},
     {"text": "A document without an id gets one."}]}))]
-pub struct AddDocuments {
+pub(super) struct AddDocuments {
     /// Which service the collection is in; only for the gateway.
     pub(super) service: Option<String>,
     #[serde(default)]
@@ -48,8 +48,11 @@ impl AddDocuments {
 
 /// A document as it is sent.
 #[derive(ToSchema)]
-#[allow(dead_code, reason = "describes the body for the API document; it is read as a RawDocument")]
-pub struct NewDocumentBody {
+#[allow(
+    dead_code,
+    reason = "describes the body for the API document; it is read as a RawDocument"
+)]
+pub(super) struct NewDocumentBody {
     /// Made up when absent; an id that exists is replaced.
     id: Option<String>,
     text: String,
@@ -61,7 +64,7 @@ pub struct NewDocumentBody {
 
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"status": "added", "collection": "manuals", "count": 2, "ids": ["intro", "doc_8e1f"]}))]
-pub struct DocumentsAdded {
+pub(super) struct DocumentsAdded {
     status: &'static str,
     collection: String,
     count: usize,
@@ -97,7 +100,7 @@ impl DocumentsAdded {
         (status = 503, body = ErrorBody, description = "The collection's model is not loaded, or the service is busy"),
     ),
 )]
-pub async fn add(
+pub(super) async fn add(
     State(state): State<AppState>,
     CollectionPath(name): CollectionPath,
     LargeJsonBody(body): LargeJsonBody<AddDocuments>,
@@ -110,7 +113,7 @@ pub async fn add(
 
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"id": "intro", "text": "Ragstone keeps documents.", "metadata": {"chapter": 1}}))]
-pub struct DocumentBody {
+pub(super) struct DocumentBody {
     pub id: String,
     pub text: String,
     #[schema(value_type = Object)]
@@ -119,12 +122,16 @@ pub struct DocumentBody {
 
 impl From<Document> for DocumentBody {
     fn from(document: Document) -> Self {
-        Self { id: document.id.into_string(), text: document.text, metadata: document.metadata }
+        Self {
+            id: document.id.into_string(),
+            text: document.text,
+            metadata: document.metadata,
+        }
     }
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct DocumentList {
+pub(super) struct DocumentList {
     documents: Vec<DocumentBody>,
     /// How many are on this page.
     count: usize,
@@ -144,7 +151,10 @@ impl From<DocumentPage> for DocumentList {
 
 /// Which documents are asked for, and how many of them.
 pub(super) fn filter_and_page(params: &Params) -> Result<(Filter, Page), InvalidInput> {
-    let filter = params.get("where").filter(|text| !text.trim().is_empty()).map_or(Ok(Filter::everything()), Filter::parse_text)?;
+    let filter = params
+        .get("where")
+        .filter(|text| !text.trim().is_empty())
+        .map_or(Ok(Filter::everything()), Filter::parse_text)?;
     let limit = params.count("limit", DEFAULT_LIMIT)?.min(MAX_LIMIT) as usize;
     let offset = params.count("offset", 0)?;
     Ok((filter, Page { limit, offset }))
@@ -165,13 +175,15 @@ pub(super) fn filter_and_page(params: &Params) -> Result<(Filter, Page), Invalid
         (status = 404, body = ErrorBody),
     ),
 )]
-pub async fn list(
+pub(super) async fn list(
     State(state): State<AppState>,
     CollectionPath(name): CollectionPath,
     params: Params,
 ) -> Result<Json<DocumentList>, ApiError> {
     let (filter, page) = filter_and_page(&params)?;
-    Ok(Json(state.service.store.documents(&name, &filter, page).await?.into()))
+    Ok(Json(
+        state.service.store.documents(&name, &filter, page).await?.into(),
+    ))
 }
 
 /// Get one document.
@@ -180,65 +192,75 @@ pub async fn list(
     params(("name" = String, Path, description = "The collection"), ("id" = String, Path, description = "The document")),
     responses((status = 200, body = DocumentBody), (status = 404, body = ErrorBody)),
 )]
-pub async fn show(
+pub(super) async fn show(
     State(state): State<AppState>,
     DocumentPath(name, id): DocumentPath,
 ) -> Result<Json<DocumentBody>, ApiError> {
     let missing = || ApiError::not_found(format!("Document '{id}' not found in collection '{name}'"));
     let parsed = DocumentId::parse(id.clone()).map_err(|_| missing())?;
-    let document = state.service.store.document(&name, &parsed).await?.ok_or_else(missing)?;
+    let document = state
+        .service
+        .store
+        .document(&name, &parsed)
+        .await?
+        .ok_or_else(missing)?;
     Ok(Json(document.into()))
 }
 
 /// A document may be called `all`, which is also the last word of the route that empties a collection.
-pub async fn show_named_all(
+pub(super) async fn show_named_all(
     state: State<AppState>,
     CollectionPath(name): CollectionPath,
 ) -> Result<Json<DocumentBody>, ApiError> {
     show(state, DocumentPath(name, "all".to_owned())).await
 }
 
+/// A list of ids, or an object with either `ids` or `where`.
 #[derive(Deserialize, ToSchema)]
-#[serde(untagged)]
-#[schema(example = json!({"where": {"chapter": 1}}))]
-pub enum DeleteDocuments {
-    Ids(Vec<String>),
-    /// One of the two.
-    Choice {
-        ids: Option<Vec<String>>,
-        #[serde(rename = "where")]
-        #[schema(value_type = Option<Object>)]
-        filter: Option<Value>,
-    },
-}
+#[schema(example = json!({"where": {"chapter": 1}}), value_type = Object)]
+pub(super) struct DeleteDocuments(Value);
 
 impl DeleteDocuments {
-    pub(super) fn selection(self) -> Result<Selection, InvalidInput> {
-        let ids = match self {
-            Self::Ids(ids) | Self::Choice { ids: Some(ids), filter: None } => ids,
-            Self::Choice { ids: None, filter: Some(filter) } => {
+    pub(super) fn selection(mut self) -> Result<Selection, InvalidInput> {
+        if self.0.is_array() {
+            return ids(&self.0);
+        }
+        let field = |body: &mut Value, name: &str| {
+            body.get_mut(name)
+                .map(Value::take)
+                .filter(|value| !value.is_null())
+        };
+        match (field(&mut self.0, "ids"), field(&mut self.0, "where")) {
+            (Some(list), None) => ids(&list),
+            (None, Some(filter)) => {
                 let filter = Filter::parse(&filter)?;
                 if filter.is_everything() {
                     return Err(InvalidInput::new(
                         "'where' is empty and would delete every document: use DELETE …/documents/all for that",
                     ));
                 }
-                return Ok(Selection::Matching(filter));
+                Ok(Selection::Matching(filter))
             }
-            Self::Choice { ids: Some(_), filter: Some(_) } => {
-                return Err(InvalidInput::new("Give either 'ids' or 'where', not both"));
-            }
-            Self::Choice { ids: None, filter: None } => {
-                return Err(InvalidInput::new("A list of ids, or an object with 'ids' or 'where', is required"));
-            }
-        };
-        ids.into_iter().map(DocumentId::parse).collect::<Result<_, _>>().map(Selection::Ids)
+            (Some(_), Some(_)) => Err(InvalidInput::new("Give either 'ids' or 'where', not both")),
+            (None, None) => Err(InvalidInput::new(
+                "A list of ids, or an object with 'ids' or 'where', is required",
+            )),
+        }
     }
+}
+
+fn ids(list: &Value) -> Result<Selection, InvalidInput> {
+    let not_strings = || InvalidInput::new("'ids' must be a list of strings");
+    let list = list.as_array().ok_or_else(not_strings)?;
+    let ids = list
+        .iter()
+        .map(|id| DocumentId::parse(id.as_str().ok_or_else(not_strings)?));
+    ids.collect::<Result<_, _>>().map(Selection::Ids)
 }
 
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"status": "deleted", "collection": "manuals", "count": 3}))]
-pub struct DocumentsDeleted {
+pub(super) struct DocumentsDeleted {
     status: &'static str,
     collection: String,
     /// How many were really there.
@@ -247,7 +269,11 @@ pub struct DocumentsDeleted {
 
 impl DocumentsDeleted {
     pub(super) fn new(name: &CollectionName, count: u64) -> Self {
-        Self { status: "deleted", collection: name.to_string(), count }
+        Self {
+            status: "deleted",
+            collection: name.to_string(),
+            count,
+        }
     }
 }
 
@@ -261,18 +287,22 @@ impl DocumentsDeleted {
         (status = 404, body = ErrorBody),
     ),
 )]
-pub async fn delete(
+pub(super) async fn delete(
     State(state): State<AppState>,
     CollectionPath(name): CollectionPath,
     JsonBody(body): JsonBody<DeleteDocuments>,
 ) -> Result<Json<DocumentsDeleted>, ApiError> {
-    let count = state.service.store.delete_documents(&name, body.selection()?).await?;
+    let count = state
+        .service
+        .store
+        .delete_documents(&name, body.selection()?)
+        .await?;
     Ok(Json(DocumentsDeleted::new(&name, count)))
 }
 
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"status": "emptied", "collection": "manuals", "count_deleted": 100}))]
-pub struct Emptied {
+pub(super) struct Emptied {
     status: &'static str,
     collection: String,
     count_deleted: u64,
@@ -280,7 +310,11 @@ pub struct Emptied {
 
 impl Emptied {
     pub(super) fn new(name: &CollectionName, count_deleted: u64) -> Self {
-        Self { status: "emptied", collection: name.to_string(), count_deleted }
+        Self {
+            status: "emptied",
+            collection: name.to_string(),
+            count_deleted,
+        }
     }
 }
 
@@ -290,7 +324,7 @@ impl Emptied {
     params(("name" = String, Path, description = "The collection")),
     responses((status = 200, body = Emptied), (status = 404, body = ErrorBody)),
 )]
-pub async fn empty(
+pub(super) async fn empty(
     State(state): State<AppState>,
     CollectionPath(name): CollectionPath,
 ) -> Result<Json<Emptied>, ApiError> {
@@ -300,7 +334,7 @@ pub async fn empty(
 
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"field": "region", "values": ["Asia", "Europe"], "count": 2}))]
-pub struct MetadataValues {
+pub(super) struct MetadataValues {
     field: String,
     /// Numbers before strings, each ascending.
     values: Vec<Value>,
@@ -309,7 +343,11 @@ pub struct MetadataValues {
 
 impl MetadataValues {
     pub(super) fn new(field: &str, values: Vec<Value>) -> Self {
-        Self { field: field.to_owned(), count: values.len(), values }
+        Self {
+            field: field.to_owned(),
+            count: values.len(),
+            values,
+        }
     }
 }
 
@@ -333,15 +371,20 @@ pub(super) fn no_collection_to_read_values_of(name: &CollectionName) -> ApiError
         (status = 404, body = ErrorBody),
     ),
 )]
-pub async fn metadata_values(
+pub(super) async fn metadata_values(
     State(state): State<AppState>,
     CollectionPath(name): CollectionPath,
     params: Params,
 ) -> Result<Json<MetadataValues>, ApiError> {
     let field = required_field(&params)?;
-    let values = state.service.store.metadata_values(&name, field).await.map_err(|error| match error {
-        StoreError::CollectionNotFound(name) => no_collection_to_read_values_of(&name),
-        other => other.into(),
-    })?;
+    let values = state
+        .service
+        .store
+        .metadata_values(&name, field)
+        .await
+        .map_err(|error| match error {
+            StoreError::CollectionNotFound(name) => no_collection_to_read_values_of(&name),
+            other => other.into(),
+        })?;
     Ok(Json(MetadataValues::new(field, values)))
 }

@@ -19,7 +19,7 @@ const MAX_INPUTS: usize = 2048;
 
 #[derive(Deserialize, ToSchema)]
 #[schema(example = json!({"model": "minilm", "input": ["a text", "another"]}))]
-pub struct OpenAiBody {
+pub(super) struct OpenAiBody {
     input: Input,
     /// The id of a loaded model; the first one when absent.
     model: Option<String>,
@@ -33,7 +33,7 @@ pub struct OpenAiBody {
 
 #[derive(Deserialize, ToSchema)]
 #[serde(untagged)]
-pub enum Input {
+pub(super) enum Input {
     Text(String),
     Texts(Vec<String>),
     /// Token ids of the model's own vocabulary.
@@ -53,7 +53,7 @@ impl Input {
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct OpenAiAnswer {
+pub(super) struct OpenAiAnswer {
     object: &'static str,
     data: Vec<OpenAiEmbedding>,
     model: String,
@@ -61,7 +61,7 @@ pub struct OpenAiAnswer {
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct OpenAiEmbedding {
+pub(super) struct OpenAiEmbedding {
     object: &'static str,
     index: usize,
     embedding: Encoded,
@@ -69,13 +69,13 @@ pub struct OpenAiEmbedding {
 
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
-pub enum Encoded {
+pub(super) enum Encoded {
     Float(Vec<f32>),
     Base64(String),
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct Usage {
+pub(super) struct Usage {
     prompt_tokens: usize,
     total_tokens: usize,
 }
@@ -91,7 +91,7 @@ pub struct Usage {
         (status = 503, body = ErrorBody, description = "No model is loaded"),
     ),
 )]
-pub async fn openai(
+pub(super) async fn openai(
     State(state): State<AppState>,
     JsonBody(body): JsonBody<OpenAiBody>,
 ) -> Result<Json<OpenAiAnswer>, ApiError> {
@@ -99,11 +99,17 @@ pub async fn openai(
     let base64 = match body.encoding_format.as_deref() {
         None | Some("float") => false,
         Some("base64") => true,
-        Some(_) => return Err(ApiError::bad_request("'encoding_format' must be 'float' or 'base64'")),
+        Some(_) => {
+            return Err(ApiError::bad_request(
+                "'encoding_format' must be 'float' or 'base64'",
+            ));
+        }
     };
     let width = embedder.info().identity.dimensions;
     if let Some(wanted) = body.dimensions.filter(|wanted| !(1..=width).contains(wanted)) {
-        return Err(ApiError::bad_request(format!("'dimensions' must be from 1 to {width} for this model, not {wanted}")));
+        return Err(ApiError::bad_request(format!(
+            "'dimensions' must be from 1 to {width} for this model, not {wanted}"
+        )));
     }
     let role = parse_role(body.input_type.as_deref())?;
     let mut embeddings = embed(&embedder, body.input.into_inputs(), role).await?;
@@ -120,20 +126,27 @@ pub async fn openai(
         .map(|(index, embedding)| OpenAiEmbedding {
             object: "embedding",
             index,
-            embedding: if base64 { Encoded::Base64(to_base64(&embedding.vector)) } else { Encoded::Float(embedding.vector) },
+            embedding: if base64 {
+                Encoded::Base64(to_base64(&embedding.vector))
+            } else {
+                Encoded::Float(embedding.vector)
+            },
         })
         .collect();
     Ok(Json(OpenAiAnswer {
         object: "list",
         data,
         model: embedder.info().identity.id.clone(),
-        usage: Usage { prompt_tokens: tokens, total_tokens: tokens },
+        usage: Usage {
+            prompt_tokens: tokens,
+            total_tokens: tokens,
+        },
     }))
 }
 
 #[derive(Deserialize, ToSchema)]
 #[schema(example = json!({"texts": ["a text"], "normalize": true}))]
-pub struct EmbedBody {
+pub(super) struct EmbedBody {
     texts: Vec<String>,
     /// Scale every vector to length 1; as the model gives it unless set.
     normalize: Option<bool>,
@@ -144,7 +157,7 @@ pub struct EmbedBody {
 
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"model": "minilm", "dim": 3, "embeddings": [[0.1, 0.2, 0.3]]}))]
-pub struct EmbedAnswer {
+pub(super) struct EmbedAnswer {
     model: String,
     dim: usize,
     embeddings: Vec<Vec<f32>>,
@@ -162,7 +175,7 @@ pub struct EmbedAnswer {
         (status = 429, body = ErrorBody), (status = 503, body = ErrorBody, description = "No model is loaded"),
     ),
 )]
-pub async fn plain(
+pub(super) async fn plain(
     State(state): State<AppState>,
     JsonBody(body): JsonBody<EmbedBody>,
 ) -> Result<Json<EmbedAnswer>, ApiError> {
@@ -171,19 +184,33 @@ pub async fn plain(
     let inputs = body.texts.into_iter().map(EmbedInput::Text).collect();
     let mut embeddings = embed(&embedder, inputs, role).await?;
     if body.normalize.unwrap_or(false) {
-        embeddings.iter_mut().for_each(|embedding| normalise(&mut embedding.vector));
+        embeddings
+            .iter_mut()
+            .for_each(|embedding| normalise(&mut embedding.vector));
     }
     Ok(Json(EmbedAnswer {
         model: embedder.info().identity.id.clone(),
         dim: embedder.info().identity.dimensions,
-        truncated: embeddings.iter().enumerate().filter(|(_, e)| e.truncated).map(|(index, _)| index).collect(),
+        truncated: embeddings
+            .iter()
+            .enumerate()
+            .filter(|(_, e)| e.truncated)
+            .map(|(index, _)| index)
+            .collect(),
         embeddings: embeddings.into_iter().map(|embedding| embedding.vector).collect(),
     }))
 }
 
-async fn embed(embedder: &Arc<dyn Embedder>, inputs: Vec<EmbedInput>, role: Role) -> Result<Vec<Embedding>, ApiError> {
+async fn embed(
+    embedder: &Arc<dyn Embedder>,
+    inputs: Vec<EmbedInput>,
+    role: Role,
+) -> Result<Vec<Embedding>, ApiError> {
     if inputs.len() > MAX_INPUTS {
-        return Err(ApiError::bad_request(format!("{} inputs; at most {MAX_INPUTS} are allowed at once", inputs.len())));
+        return Err(ApiError::bad_request(format!(
+            "{} inputs; at most {MAX_INPUTS} are allowed at once",
+            inputs.len()
+        )));
     }
     Ok(embed_all(embedder.as_ref(), inputs, role).await?)
 }
@@ -215,7 +242,9 @@ fn parse_role(role: Option<&str>) -> Result<Role, InvalidInput> {
     match role {
         None | Some("passage" | "document" | "search_document") => Ok(Role::Passage),
         Some("query" | "search_query") => Ok(Role::Query),
-        Some(_) => Err(InvalidInput::new("the role of a text must be 'query' or 'passage'")),
+        Some(_) => Err(InvalidInput::new(
+            "the role of a text must be 'query' or 'passage'",
+        )),
     }
 }
 

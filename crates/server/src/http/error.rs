@@ -33,7 +33,12 @@ pub struct ApiError {
 
 impl ApiError {
     fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self { status, detail: detail.into(), retry_after: None, passed_on: None }
+        Self {
+            status,
+            detail: detail.into(),
+            retry_after: None,
+            passed_on: None,
+        }
     }
 
     /// The sentence alone, for an answer that reports the error of a part.
@@ -72,7 +77,10 @@ impl ApiError {
     }
 
     pub fn timeout() -> Self {
-        Self::new(StatusCode::REQUEST_TIMEOUT, "The request body did not arrive in time")
+        Self::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "The request body did not arrive in time",
+        )
     }
 
     /// What was asked for needs a configuration that is not there.
@@ -119,7 +127,10 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = match self.passed_on {
             Some(answer) => {
-                let content_type = answer.content_type.as_deref().and_then(|kind| HeaderValue::from_str(kind).ok());
+                let content_type = answer
+                    .content_type
+                    .as_deref()
+                    .and_then(|kind| HeaderValue::from_str(kind).ok());
                 let content_type = content_type.unwrap_or(HeaderValue::from_static("application/json"));
                 (self.status, [(header::CONTENT_TYPE, content_type)], answer.body).into_response()
             }
@@ -127,10 +138,14 @@ impl IntoResponse for ApiError {
         };
         if let Some(delay) = self.retry_after {
             let seconds = delay.as_secs().max(1);
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+            response
+                .headers_mut()
+                .insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         if self.status == StatusCode::UNAUTHORIZED {
-            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            response
+                .headers_mut()
+                .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
     }
@@ -173,7 +188,9 @@ impl From<ServiceError> for ApiError {
         match error {
             ServiceError::Invalid(invalid) => invalid.into(),
             ServiceError::NoModel { .. } => Self::bad_request(capitalised(&error.to_string())),
-            ServiceError::ModelNotLoaded { .. } | ServiceError::NoReranker | ServiceError::EmbeddingDisabled => {
+            ServiceError::ModelNotLoaded { .. }
+            | ServiceError::NoReranker
+            | ServiceError::EmbeddingDisabled => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
             }
             ServiceError::Model(error) => error.into(),
@@ -195,7 +212,9 @@ impl From<ProviderError> for ApiError {
             ProviderError::CollectionExists(_) => Self::new(StatusCode::CONFLICT, error.to_string()),
             ProviderError::Invalid(invalid) => invalid.into(),
             ProviderError::Unsupported(message) => Self::bad_request(message),
-            ProviderError::ModelNotLoaded { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
+            ProviderError::ModelNotLoaded { .. } => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
+            }
             ProviderError::Model(error) => error.into(),
             ProviderError::Store(error) => error.into(),
             ProviderError::Call(error) => error.into(),
@@ -223,12 +242,16 @@ impl From<CallError> for ApiError {
                 // What another server says about its failure is for the log.
                 _ => Self::new(
                     StatusCode::BAD_GATEWAY,
-                    format!("Service '{}' answered with status {}", answer.service, answer.status),
+                    format!(
+                        "Service '{}' answered with status {}",
+                        answer.service, answer.status
+                    ),
                 ),
             },
-            CallError::CircuitOpen { retry_after, .. } => {
-                Self { retry_after: Some(retry_after), ..Self::new(status, capitalised(&error.to_string())) }
-            }
+            CallError::CircuitOpen { retry_after, .. } => Self {
+                retry_after: Some(retry_after),
+                ..Self::new(status, capitalised(&error.to_string()))
+            },
             _ => Self::new(status, capitalised(&error.to_string())),
         }
     }

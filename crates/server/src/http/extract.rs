@@ -15,7 +15,7 @@ use super::state::AppState;
 const PARSE_INLINE: usize = 64 * 1024;
 
 /// A JSON body of at most the ordinary size, whatever its content type says.
-pub struct JsonBody<T>(pub T);
+pub(super) struct JsonBody<T>(pub T);
 
 impl<T: DeserializeOwned + Send + 'static> FromRequest<AppState> for JsonBody<T> {
     type Rejection = ApiError;
@@ -28,7 +28,7 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<AppState> for JsonBody<T>
 
 /// A JSON body that brings documents and may be much larger. Large bodies share a budget, so that
 /// many at once cannot take all memory.
-pub struct LargeJsonBody<T>(pub T);
+pub(super) struct LargeJsonBody<T>(pub T);
 
 impl<T: DeserializeOwned + Send + 'static> FromRequest<AppState> for LargeJsonBody<T> {
     type Rejection = ApiError;
@@ -40,14 +40,14 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<AppState> for LargeJsonBo
 }
 
 /// A large body of any type, which keeps its share of the budget until it is dropped.
-pub struct LargeBody {
+pub(super) struct LargeBody {
     pub content_type: String,
     pub bytes: bytes::Bytes,
     _budget: OwnedSemaphorePermit,
 }
 
 impl LargeBody {
-    pub async fn json<T: DeserializeOwned + Send + 'static>(&self) -> Result<T, ApiError> {
+    pub(super) async fn json<T: DeserializeOwned + Send + 'static>(&self) -> Result<T, ApiError> {
         parse_json(self.bytes.clone()).await
     }
 }
@@ -57,13 +57,23 @@ impl FromRequest<AppState> for LargeBody {
 
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
         let content_type = request.headers().get(axum::http::header::CONTENT_TYPE);
-        let content_type = content_type.and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
+        let content_type = content_type
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or_default()
+            .to_owned();
         let (bytes, budget) = read_large(request, state).await?;
-        Ok(Self { content_type, bytes, _budget: budget })
+        Ok(Self {
+            content_type,
+            bytes,
+            _budget: budget,
+        })
     }
 }
 
-async fn read_large(request: Request, state: &AppState) -> Result<(bytes::Bytes, OwnedSemaphorePermit), ApiError> {
+async fn read_large(
+    request: Request,
+    state: &AppState,
+) -> Result<(bytes::Bytes, OwnedSemaphorePermit), ApiError> {
     let limit = state.limits.add_bytes;
     let announced = request
         .headers()
@@ -98,7 +108,9 @@ async fn parse_json<T: DeserializeOwned + Send + 'static>(bytes: bytes::Bytes) -
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     if bytes.iter().all(u8::is_ascii_whitespace) {
-        return Err(ApiError::bad_request("The request body is empty: a JSON body is required"));
+        return Err(ApiError::bad_request(
+            "The request body is empty: a JSON body is required",
+        ));
     }
     serde_json::from_slice(bytes).map_err(|error| ApiError::bad_request(explain::<T>(&error, bytes)))
 }
@@ -115,7 +127,10 @@ fn explain<T: DeserializeOwned>(error: &serde_json::Error, bytes: &[u8]) -> Stri
     };
     let message = located.inner().to_string();
     let message = message.split(" at line ").next().unwrap_or_default();
-    if let Some(field) = message.strip_prefix("missing field `").and_then(|rest| rest.split('`').next()) {
+    if let Some(field) = message
+        .strip_prefix("missing field `")
+        .and_then(|rest| rest.split('`').next())
+    {
         return format!("Field '{field}' is required");
     }
     match located.path().to_string().as_str() {
@@ -126,7 +141,7 @@ fn explain<T: DeserializeOwned>(error: &serde_json::Error, bytes: &[u8]) -> Stri
 
 /// The collection that the path names. A name that breaks the rule cannot exist, and the message
 /// of a lookup says so in the usual words.
-pub struct CollectionPath(pub CollectionName);
+pub(super) struct CollectionPath(pub CollectionName);
 
 impl FromRequestParts<AppState> for CollectionPath {
     type Rejection = ApiError;
@@ -139,7 +154,7 @@ impl FromRequestParts<AppState> for CollectionPath {
 }
 
 /// The collection and the document that the path names.
-pub struct DocumentPath(pub CollectionName, pub String);
+pub(super) struct DocumentPath(pub CollectionName, pub String);
 
 impl FromRequestParts<AppState> for DocumentPath {
     type Rejection = ApiError;
@@ -152,7 +167,7 @@ impl FromRequestParts<AppState> for DocumentPath {
 }
 
 /// The one thing that the path names, whatever it is called.
-pub struct PathText(pub String);
+pub(super) struct PathText(pub String);
 
 impl FromRequestParts<AppState> for PathText {
     type Rejection = ApiError;
@@ -172,7 +187,7 @@ async fn path_segments(parts: &mut Parts, state: &AppState) -> Result<Vec<String
 }
 
 /// The query string, decoded and looked up by name; of repeated parameters the last counts.
-pub struct Params(Vec<(String, String)>);
+pub(super) struct Params(Vec<(String, String)>);
 
 impl<S: Send + Sync> FromRequestParts<S> for Params {
     type Rejection = ApiError;
@@ -187,13 +202,19 @@ impl<S: Send + Sync> FromRequestParts<S> for Params {
 }
 
 impl Params {
-    pub fn get(&self, name: &str) -> Option<&str> {
-        self.0.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    pub(super) fn get(&self, name: &str) -> Option<&str> {
+        self.0
+            .iter()
+            .rev()
+            .find(|(key, _)| key == name)
+            .map(|(_, value)| value.as_str())
     }
 
     /// A whole number, zero or more.
-    pub fn count(&self, name: &str, default: u64) -> Result<u64, InvalidInput> {
-        let Some(text) = self.get(name) else { return Ok(default) };
+    pub(super) fn count(&self, name: &str, default: u64) -> Result<u64, InvalidInput> {
+        let Some(text) = self.get(name) else {
+            return Ok(default);
+        };
         text.trim().parse().map_err(|_| {
             InvalidInput::new(format!(
                 "Query parameter '{name}' must be a whole number, zero or more, not {:?}",
@@ -202,7 +223,7 @@ impl Params {
         })
     }
 
-    pub fn flag(&self, name: &str) -> Result<Option<bool>, InvalidInput> {
+    pub(super) fn flag(&self, name: &str) -> Result<Option<bool>, InvalidInput> {
         match self.get(name) {
             None | Some("") => Ok(None),
             Some("true" | "1") => Ok(Some(true)),

@@ -3,12 +3,12 @@
 //! Bodies and answers are those of the service routes. Which service is meant stands in the query of
 //! a GET or DELETE and in the body of everything else.
 
-pub mod collect;
-pub mod collections;
-pub mod conversations;
-pub mod documents;
-pub mod providers;
-pub mod query;
+pub(super) mod collect;
+pub(super) mod collections;
+pub(super) mod conversations;
+pub(super) mod documents;
+pub(super) mod providers;
+pub(super) mod query;
 
 use ragstone_rag::gateway::NamedService;
 

@@ -16,7 +16,7 @@ use super::state::AppState;
     "storage_bytes": 1_048_576, "embedding_models": [
         {"id": "minilm", "name": "sentence-transformers/all-MiniLM-L6-v2", "status": "loaded", "dimensions": 384}],
 }))]
-pub struct Health {
+pub(super) struct Health {
     /// `healthy`, or `degraded` when the store does not answer.
     status: &'static str,
     /// RFC 3339, UTC.
@@ -49,7 +49,7 @@ struct LoadedCrossEncoder {
 
 /// Health, models and size of the service.
 #[utoipa::path(get, path = "/health", tag = "service", responses((status = 200, body = Health)), security(()))]
-pub async fn health(State(state): State<AppState>) -> Json<Health> {
+pub(super) async fn health(State(state): State<AppState>) -> Json<Health> {
     let store = state.service.store.health().await;
     if let Err(error) = &store {
         tracing::warn!(%error, "the store does not answer the health check");
@@ -73,7 +73,10 @@ pub async fn health(State(state): State<AppState>) -> Json<Health> {
         .models
         .reranker()
         .ok()
-        .map(|reranker| LoadedCrossEncoder { model: reranker.name().to_owned(), status: "loaded" });
+        .map(|reranker| LoadedCrossEncoder {
+            model: reranker.name().to_owned(),
+            status: "loaded",
+        });
     let facts = store.as_ref().ok();
     Json(Health {
         status: if facts.is_some() { "healthy" } else { "degraded" },
@@ -87,13 +90,13 @@ pub async fn health(State(state): State<AppState>) -> Json<Health> {
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct Probe {
+pub(super) struct Probe {
     status: &'static str,
 }
 
 /// The process runs.
 #[utoipa::path(get, path = "/livez", tag = "service", responses((status = 200, body = Probe)), security(()))]
-pub async fn livez() -> Json<Probe> {
+pub(super) async fn livez() -> Json<Probe> {
     Json(Probe { status: "alive" })
 }
 
@@ -102,7 +105,7 @@ pub async fn livez() -> Json<Probe> {
     get, path = "/readyz", tag = "service", security(()),
     responses((status = 200, body = Probe), (status = 503, body = ErrorBody, description = "Stopping, or the store does not answer"))
 )]
-pub async fn readyz(State(state): State<AppState>) -> Result<Json<Probe>, ApiError> {
+pub(super) async fn readyz(State(state): State<AppState>) -> Result<Json<Probe>, ApiError> {
     let soon = std::time::Duration::from_secs(1);
     if state.stopping.is_set() {
         return Err(ApiError::busy("The server is stopping", soon));
@@ -118,7 +121,12 @@ pub async fn readyz(State(state): State<AppState>) -> Result<Json<Probe>, ApiErr
 
 /// Counters and timings in the Prometheus text format.
 #[utoipa::path(get, path = "/metrics", tag = "service", responses((status = 200, body = String, content_type = "text/plain")))]
-pub async fn metrics(State(state): State<AppState>) -> Response {
+pub(super) async fn metrics(State(state): State<AppState>) -> Response {
     let text = state.metrics.render();
-    (StatusCode::OK, [(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
+    (
+        StatusCode::OK,
+        [(header::CONTENT_TYPE, "text/plain; version=0.0.4")],
+        text,
+    )
+        .into_response()
 }

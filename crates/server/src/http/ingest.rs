@@ -2,7 +2,6 @@
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::StatusCode;
 use base64::Engine as _;
 use futures::stream;
 use jiff::Timestamp;
@@ -24,7 +23,7 @@ const MAX_ITEMS: usize = 10_000;
 /// of chunks in a field `chunk_tokens`.
 #[derive(Deserialize, ToSchema)]
 #[schema(example = json!({"documents": [{"name": "guide.md", "content": "# Guide\n\nOpen the dome at dusk."}]}))]
-pub struct IngestBody {
+pub(super) struct IngestBody {
     #[schema(required = true)]
     documents: Option<Vec<IngestDocument>>,
     /// The largest chunk, in tokens of the collection's model.
@@ -32,7 +31,7 @@ pub struct IngestBody {
 }
 
 #[derive(Deserialize, ToSchema)]
-pub struct IngestDocument {
+pub(super) struct IngestDocument {
     /// What the documents are known by as `source`; the same name replaces what was ingested under it.
     #[schema(required = true)]
     name: Option<String>,
@@ -53,7 +52,7 @@ pub struct IngestDocument {
     "items": 3, "progress": {"documents_done": 1, "bytes_done": 2048, "bytes_total": 6144, "chunks_done": 4, "chunks_per_second": 2.0},
     "documents": {"added": 1, "changed": 0, "unchanged": 0, "removed": 0, "failed": 0},
     "chunks": {"added": 4, "changed": 0, "unchanged": 0, "removed": 0, "embedded": 4, "reused": 0}, "errors": []}))]
-pub struct JobBody {
+pub(super) struct JobBody {
     id: String,
     collection: String,
     /// `queued`, `running`, `done`, `failed` or `cancelled`.
@@ -80,7 +79,7 @@ pub struct JobBody {
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct ProgressBody {
+pub(super) struct ProgressBody {
     /// Files, and rows of files that are made of rows.
     documents_done: u64,
     bytes_done: u64,
@@ -90,7 +89,7 @@ pub struct ProgressBody {
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct DocumentCountsBody {
+pub(super) struct DocumentCountsBody {
     added: u64,
     changed: u64,
     unchanged: u64,
@@ -99,7 +98,7 @@ pub struct DocumentCountsBody {
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct ChunkCountsBody {
+pub(super) struct ChunkCountsBody {
     added: u64,
     changed: u64,
     unchanged: u64,
@@ -111,13 +110,13 @@ pub struct ChunkCountsBody {
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct ItemErrorBody {
+pub(super) struct ItemErrorBody {
     source: String,
     error: String,
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct JobList {
+pub(super) struct JobList {
     /// Newest first.
     jobs: Vec<JobBody>,
 }
@@ -133,17 +132,17 @@ fn is_zero(count: &u64) -> bool {
     params(("name" = String, Path, description = "The collection")),
     request_body(content((IngestBody = "application/json"), (Vec<u8> = "multipart/form-data"))),
     responses(
-        (status = 202, body = JobBody, description = "The job is durable and will be done"),
+        (status = 200, body = JobBody, description = "The job is durable and will be done"),
         (status = 400, body = ErrorBody, description = "A document breaks a rule, or the collection has no model"),
         (status = 404, body = ErrorBody), (status = 413, body = ErrorBody, description = "The body is too large"),
         (status = 503, body = ErrorBody, description = "The collection's model is not loaded"),
     ),
 )]
-pub async fn ingest(
+pub(super) async fn ingest(
     State(state): State<AppState>,
     CollectionPath(collection): CollectionPath,
     body: LargeBody,
-) -> Result<(StatusCode, Json<JobBody>), ApiError> {
+) -> Result<Json<JobBody>, ApiError> {
     let (items, chunk_tokens) = match multer::parse_boundary(&body.content_type) {
         Ok(boundary) => read_multipart(&body, boundary).await?,
         Err(_) => read_json(body.json().await?)?,
@@ -162,7 +161,7 @@ pub async fn ingest(
             items,
         })
         .await?;
-    Ok((StatusCode::ACCEPTED, Json(job.into())))
+    Ok(Json(job.into()))
 }
 
 fn read_json(body: IngestBody) -> Result<(Vec<NewItem>, Option<usize>), ApiError> {
@@ -254,7 +253,7 @@ fn kind_of(name: &str, media_type: Option<&str>) -> Result<Kind, String> {
     params(("collection" = Option<String>, Query, description = "Only jobs of this collection")),
     responses((status = 200, body = JobList), (status = 400, body = ErrorBody)),
 )]
-pub async fn list(State(state): State<AppState>, params: Params) -> Result<Json<JobList>, ApiError> {
+pub(super) async fn list(State(state): State<AppState>, params: Params) -> Result<Json<JobList>, ApiError> {
     let collection = params.get("collection").map(CollectionName::parse).transpose()?;
     let jobs = state.jobs.list(collection.as_ref()).await?;
     Ok(Json(JobList {
@@ -268,7 +267,10 @@ pub async fn list(State(state): State<AppState>, params: Params) -> Result<Json<
     params(("id" = String, Path, description = "The job")),
     responses((status = 200, body = JobBody), (status = 404, body = ErrorBody)),
 )]
-pub async fn show(State(state): State<AppState>, PathText(id): PathText) -> Result<Json<JobBody>, ApiError> {
+pub(super) async fn show(
+    State(state): State<AppState>,
+    PathText(id): PathText,
+) -> Result<Json<JobBody>, ApiError> {
     let job = state.jobs.get(&id).await?;
     job.map(|job| Json(job.into())).ok_or_else(|| no_job(&id))
 }
@@ -279,7 +281,7 @@ pub async fn show(State(state): State<AppState>, PathText(id): PathText) -> Resu
     params(("id" = String, Path, description = "The job")),
     responses((status = 200, body = JobBody), (status = 404, body = ErrorBody)),
 )]
-pub async fn cancel(
+pub(super) async fn cancel(
     State(state): State<AppState>,
     PathText(id): PathText,
 ) -> Result<Json<JobBody>, ApiError> {

@@ -20,7 +20,7 @@ const MAX_LIMIT: u64 = 1000;
 /// One body for all kinds; which fields it needs depends on the kind.
 #[derive(Deserialize, ToSchema)]
 #[schema(example = json!({"session_key": "chat-17", "content": "The user prefers short answers."}))]
-pub struct SaveEntry {
+pub(super) struct SaveEntry {
     /// To replace an entry, or to choose the id of a new one; on routes that end in an id, that one counts.
     #[serde(alias = "key")]
     id: Option<String>,
@@ -67,7 +67,7 @@ impl SaveEntry {
 
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"id": "deploy-steps", "collection": "knowledge"}))]
-pub struct Saved {
+pub(super) struct Saved {
     id: String,
     /// The vector collection it is found in.
     collection: &'static str,
@@ -78,7 +78,7 @@ pub struct Saved {
     "id": "deploy-steps", "collection": "knowledge", "content": "Deploy on Tuesdays.", "category": "process",
     "saved_at": "2026-01-01T12:00:00Z", "embedding": "embedded",
 }))]
-pub struct EntryBody {
+pub(super) struct EntryBody {
     id: String,
     collection: &'static str,
     /// Of a learning: its trigger and its fix.
@@ -129,7 +129,7 @@ impl From<StoredEntry> for EntryBody {
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct EntryList {
+pub(super) struct EntryList {
     /// In the order of their ids, which for generated ids is the order of saving.
     records: Vec<EntryBody>,
     /// How many are on this page.
@@ -141,7 +141,7 @@ pub struct EntryList {
 
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"status": "deleted", "id": "deploy-steps", "collection": "knowledge"}))]
-pub struct EntryDeleted {
+pub(super) struct EntryDeleted {
     status: &'static str,
     id: String,
     collection: &'static str,
@@ -149,7 +149,7 @@ pub struct EntryDeleted {
 
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"enabled": true, "queued": 12, "embedded": 3400, "failed": 0, "dropped": 0}))]
-pub struct Status {
+pub(super) struct Status {
     /// Whether what is saved is embedded.
     enabled: bool,
     /// Entries that wait to be embedded.
@@ -163,7 +163,7 @@ pub struct Status {
 }
 
 /// The source store that the path names.
-pub struct KindPath(Kind);
+pub(super) struct KindPath(Kind);
 
 impl FromRequestParts<AppState> for KindPath {
     type Rejection = ApiError;
@@ -175,7 +175,7 @@ impl FromRequestParts<AppState> for KindPath {
 }
 
 /// The source store and the entry that the path names.
-pub struct EntryPath(Kind, String);
+pub(super) struct EntryPath(Kind, String);
 
 impl FromRequestParts<AppState> for EntryPath {
     type Rejection = ApiError;
@@ -219,7 +219,7 @@ fn entry_not_found(kind: Kind, id: &str) -> ApiError {
         (status = 404, body = ErrorBody, description = "No such kind of memory"),
     ),
 )]
-pub async fn create(
+pub(super) async fn create(
     State(state): State<AppState>,
     KindPath(kind): KindPath,
     JsonBody(mut body): JsonBody<SaveEntry>,
@@ -246,7 +246,7 @@ pub async fn create(
         (status = 404, body = ErrorBody, description = "No such kind of memory"),
     ),
 )]
-pub async fn replace(
+pub(super) async fn replace(
     State(state): State<AppState>,
     EntryPath(kind, id): EntryPath,
     JsonBody(body): JsonBody<SaveEntry>,
@@ -282,7 +282,7 @@ async fn save(state: &AppState, id: Option<DocumentId>, entry: Entry) -> Result<
     ),
     responses((status = 200, body = EntryList), (status = 400, body = ErrorBody), (status = 404, body = ErrorBody)),
 )]
-pub async fn list(
+pub(super) async fn list(
     State(state): State<AppState>,
     KindPath(kind): KindPath,
     params: Params,
@@ -322,7 +322,7 @@ pub async fn list(
     ),
     responses((status = 200, body = EntryBody), (status = 404, body = ErrorBody)),
 )]
-pub async fn show(
+pub(super) async fn show(
     State(state): State<AppState>,
     EntryPath(kind, id): EntryPath,
 ) -> Result<Json<EntryBody>, ApiError> {
@@ -341,7 +341,7 @@ pub async fn show(
     ),
     responses((status = 200, body = EntryDeleted), (status = 404, body = ErrorBody)),
 )]
-pub async fn delete(
+pub(super) async fn delete(
     State(state): State<AppState>,
     EntryPath(kind, id): EntryPath,
 ) -> Result<Json<EntryDeleted>, ApiError> {
@@ -358,7 +358,7 @@ pub async fn delete(
 
 /// How far embedding has come.
 #[utoipa::path(get, path = "/memory/status", tag = "memory", responses((status = 200, body = Status)))]
-pub async fn status(State(state): State<AppState>) -> Result<Json<Status>, ApiError> {
+pub(super) async fn status(State(state): State<AppState>) -> Result<Json<Status>, ApiError> {
     let status = state.agent.memory.status().await?;
     Ok(Json(Status {
         enabled: status.enabled,

@@ -74,7 +74,11 @@ fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(gateway::collections::list, gateway::collections::create))
         .routes(routes!(gateway::collections::show, gateway::collections::delete))
         .routes(routes!(gateway::collections::update_metadata))
-        .routes(routes!(gateway::documents::list, gateway::documents::add, gateway::documents::delete))
+        .routes(routes!(
+            gateway::documents::list,
+            gateway::documents::add,
+            gateway::documents::delete
+        ))
         .routes(routes!(gateway::documents::empty))
         .routes(routes!(gateway::documents::metadata_values))
         .routes(routes!(gateway::query::query))
@@ -83,7 +87,10 @@ fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(gateway::providers::test))
         .routes(routes!(gateway::providers::services))
         .routes(routes!(gateway::collect::collect))
-        .routes(routes!(gateway::conversations::show, gateway::conversations::delete))
+        .routes(routes!(
+            gateway::conversations::show,
+            gateway::conversations::delete
+        ))
         .routes(routes!(memory::status))
         .routes(routes!(memory::list, memory::create))
         .routes(routes!(memory::show, memory::replace, memory::delete))
@@ -103,9 +110,10 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
         "bearer".to_owned(),
         SecurityScheme::Http(HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build()).into(),
     );
-    components
-        .security_schemes
-        .insert("api_key".to_owned(), SecurityScheme::ApiKey(ApiKey::Header(ApiKeyValue::new("X-API-Key"))).into());
+    components.security_schemes.insert(
+        "api_key".to_owned(),
+        SecurityScheme::ApiKey(ApiKey::Header(ApiKeyValue::new("X-API-Key"))).into(),
+    );
     observe::describe_common_errors(&mut api);
     api
 }
@@ -113,14 +121,19 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
 pub fn router(state: AppState) -> Router {
     let (router, _) = routes().split_for_parts();
     router
-        .route("/collections/{name}/documents/all", get(documents::show_named_all))
+        .route(
+            "/collections/{name}/documents/all",
+            get(documents::show_named_all),
+        )
         .route("/openapi.json", get(docs::openapi_json))
         .route("/docs", get(docs::page))
         .fallback(|| async { ApiError::route_not_found() })
         .method_not_allowed_fallback(|| async { ApiError::method_not_allowed() })
         .layer(from_fn_with_state(state.clone(), auth::require_key))
         .layer(from_fn_with_state(state.clone(), observe::deadline))
-        .layer(tower_http::catch_panic::CatchPanicLayer::custom(observe::after_panic))
+        .layer(tower_http::catch_panic::CatchPanicLayer::custom(
+            observe::after_panic,
+        ))
         .layer(from_fn(observe::request))
         .with_state(state)
 }

@@ -18,7 +18,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_ID_BYTES: usize = 128;
 
 /// Gives the request an id (the client's own, where it sent a printable one), logs it and counts it.
-pub async fn request(request: Request, next: Next) -> Response {
+pub(super) async fn request(request: Request, next: Next) -> Response {
     let id = request
         .headers()
         .get(REQUEST_ID)
@@ -37,10 +37,20 @@ pub async fn request(request: Request, next: Next) -> Response {
     let mut response = next.run(request).instrument(span.clone()).await;
     let took = start.elapsed();
     let status = response.status();
-    let labels = [("method", method.to_string()), ("route", route), ("status", status.as_u16().to_string())];
+    let labels = [
+        ("method", method.to_string()),
+        ("route", route),
+        ("status", status.as_u16().to_string()),
+    ];
     metrics::counter!("ragstone_http_requests_total", &labels).increment(1);
     metrics::histogram!("ragstone_http_request_seconds", &labels[..2]).record(took.as_secs_f64());
-    span.in_scope(|| tracing::debug!(status = status.as_u16(), ms = took.as_secs_f64() * 1e3, "answered"));
+    span.in_scope(|| {
+        tracing::debug!(
+            status = status.as_u16(),
+            ms = took.as_secs_f64() * 1e3,
+            "answered"
+        );
+    });
     if let Ok(id) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, id);
     }
@@ -48,19 +58,22 @@ pub async fn request(request: Request, next: Next) -> Response {
 }
 
 /// A request that takes too long is given up; the work it started and can be cancelled is cancelled.
-pub async fn deadline(State(state): State<AppState>, request: Request, next: Next) -> Response {
+pub(super) async fn deadline(State(state): State<AppState>, request: Request, next: Next) -> Response {
     let limit = state.limits.request_timeout;
     match tokio::time::timeout(limit, next.run(request)).await {
         Ok(response) => response,
         Err(_) => {
-            let detail = format!("The request took longer than {} s and was given up", limit.as_secs());
+            let detail = format!(
+                "The request took longer than {} s and was given up",
+                limit.as_secs()
+            );
             ApiError::busy(detail, std::time::Duration::from_secs(5)).into_response()
         }
     }
 }
 
 /// The log has the message and the place; the client gets the clean sentence.
-pub fn after_panic(panic: Box<dyn Any + Send>) -> Response {
+pub(super) fn after_panic(panic: Box<dyn Any + Send>) -> Response {
     let message = panic
         .downcast_ref::<&str>()
         .copied()
@@ -70,11 +83,20 @@ pub fn after_panic(panic: Box<dyn Any + Send>) -> Response {
 }
 
 /// Errors that any route can answer are added to the description of every route.
-pub fn describe_common_errors(api: &mut OpenApi) {
+pub(super) fn describe_common_errors(api: &mut OpenApi) {
     let common = [
-        (StatusCode::UNAUTHORIZED, "An API key is required and was not sent, or is wrong"),
-        (StatusCode::INTERNAL_SERVER_ERROR, "A failure of the server; its log says more"),
-        (StatusCode::SERVICE_UNAVAILABLE, "The service cannot answer now; see Retry-After"),
+        (
+            StatusCode::UNAUTHORIZED,
+            "An API key is required and was not sent, or is wrong",
+        ),
+        (
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "A failure of the server; its log says more",
+        ),
+        (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "The service cannot answer now; see Retry-After",
+        ),
     ];
     const OPEN: [&str; 3] = ["/health", "/livez", "/readyz"];
     for (path, item) in &mut api.paths.paths {

@@ -23,7 +23,7 @@ pub(super) const MAX_COLLECTIONS: usize = 64;
 
 #[derive(Deserialize, ToSchema)]
 #[schema(example = json!({"collection": "manuals", "query": "how long are logs kept?", "top_k": 5, "mode": "hybrid", "where": {"chapter": 1}}))]
-pub struct QueryBody {
+pub(super) struct QueryBody {
     /// Which service the collection is in; only for the gateway.
     pub(super) service: Option<String>,
     /// The collection to search; on the route below a collection, the path names it.
@@ -55,7 +55,7 @@ pub struct QueryBody {
 }
 
 #[derive(Serialize, Deserialize, ToSchema)]
-pub struct WeightsBody {
+pub(super) struct WeightsBody {
     dense: Option<f64>,
     keyword: Option<f64>,
 }
@@ -74,7 +74,10 @@ pub enum ExpandBody {
 impl From<ExpandBody> for Expand {
     fn from(expand: ExpandBody) -> Self {
         match expand {
-            ExpandBody::Field(field) => Self { field, max_chars: None },
+            ExpandBody::Field(field) => Self {
+                field,
+                max_chars: None,
+            },
             ExpandBody::Budget { field, max_chars } => Self { field, max_chars },
         }
     }
@@ -91,12 +94,17 @@ pub(super) fn check_top_k(top_k: i64, limits: &Limits) -> Result<usize, InvalidI
 impl QueryBody {
     fn collections(&mut self) -> Result<Vec<CollectionName>, InvalidInput> {
         match (self.collection.take(), self.collections.take()) {
-            (Some(_), Some(_)) => Err(InvalidInput::new("Give either 'collection' or 'collections', not both")),
+            (Some(_), Some(_)) => Err(InvalidInput::new(
+                "Give either 'collection' or 'collections', not both",
+            )),
             (Some(name), None) => Ok(vec![CollectionName::parse(name)?]),
-            (None, Some(names)) if names.is_empty() => Err(InvalidInput::new("'collections' must name at least one collection")),
-            (None, Some(names)) if names.len() > MAX_COLLECTIONS => {
-                Err(InvalidInput::new(format!("'collections' names {} collections; at most {MAX_COLLECTIONS} are allowed", names.len())))
-            }
+            (None, Some(names)) if names.is_empty() => Err(InvalidInput::new(
+                "'collections' must name at least one collection",
+            )),
+            (None, Some(names)) if names.len() > MAX_COLLECTIONS => Err(InvalidInput::new(format!(
+                "'collections' names {} collections; at most {MAX_COLLECTIONS} are allowed",
+                names.len()
+            ))),
             (None, Some(names)) => names.into_iter().map(CollectionName::parse).collect(),
             (None, None) => Err(InvalidInput::new("Field 'collection' is required")),
         }
@@ -129,16 +137,24 @@ impl QueryBody {
         let max_distance = match self.max_distance {
             None | Some(0.0) => None,
             Some(far) if far > 0.0 => Some(far),
-            Some(other) => return Err(InvalidInput::new(format!("'max_distance' must not be negative, it is {other}"))),
+            Some(other) => {
+                return Err(InvalidInput::new(format!(
+                    "'max_distance' must not be negative, it is {other}"
+                )));
+            }
         };
         let weights = self.weights.map_or(Ok(FusionWeights::default()), |weights| {
-            let weights =
-                FusionWeights { dense: weights.dense.unwrap_or(1.0), keyword: weights.keyword.unwrap_or(1.0) };
+            let weights = FusionWeights {
+                dense: weights.dense.unwrap_or(1.0),
+                keyword: weights.keyword.unwrap_or(1.0),
+            };
             let fine = |weight: f64| weight.is_finite() && weight >= 0.0;
             if fine(weights.dense) && fine(weights.keyword) && weights.dense + weights.keyword > 0.0 {
                 Ok(weights)
             } else {
-                Err(InvalidInput::new("'weights' must be numbers, zero or more, and not both zero"))
+                Err(InvalidInput::new(
+                    "'weights' must be numbers, zero or more, and not both zero",
+                ))
             }
         })?;
         Query {
@@ -157,7 +173,7 @@ impl QueryBody {
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct QueryAnswer {
+pub(super) struct QueryAnswer {
     /// Best first.
     results: Vec<ResultBody>,
     /// The metadata of the collection; of several, by name.
@@ -181,14 +197,14 @@ pub struct QueryAnswer {
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct Failure {
+pub(super) struct Failure {
     collection: String,
     detail: String,
 }
 
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"id": "intro", "text": "Logs are kept for 30 days.", "metadata": {"chapter": 1}, "distance": 0.31, "score": 0.845}))]
-pub struct ResultBody {
+pub(super) struct ResultBody {
     #[serde(flatten)]
     document: DocumentBody,
     /// Which collection it is from; only when several were searched.
@@ -214,7 +230,7 @@ pub struct ResultBody {
 
 /// Where a result stood in every stage that ranked it.
 #[derive(Serialize, ToSchema)]
-pub struct Explanation {
+pub(super) struct Explanation {
     #[serde(skip_serializing_if = "Option::is_none")]
     dense: Option<Place>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -226,7 +242,7 @@ pub struct Explanation {
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct Place {
+pub(super) struct Place {
     /// Counted from 1.
     rank: usize,
     score: f64,
@@ -234,7 +250,10 @@ pub struct Place {
 
 impl From<StageRank> for Place {
     fn from(stage: StageRank) -> Self {
-        Self { rank: stage.rank, score: stage.score }
+        Self {
+            rank: stage.rank,
+            score: stage.score,
+        }
     }
 }
 
@@ -243,7 +262,10 @@ fn result_body(place: usize, hit: Hit, several: bool, explain: bool) -> ResultBo
         dense: hit.trail.dense.map(Into::into),
         keyword: hit.trail.keyword.map(Into::into),
         fused: hit.trail.fused.map(Into::into),
-        rerank: hit.rerank.map(|reranked| Place { rank: place + 1, score: reranked.score.into() }),
+        rerank: hit.rerank.map(|reranked| Place {
+            rank: place + 1,
+            score: reranked.score.into(),
+        }),
     });
     ResultBody {
         document: hit.document.into(),
@@ -253,16 +275,27 @@ fn result_body(place: usize, hit: Hit, several: bool, explain: bool) -> ResultBo
         keyword_score: hit.trail.keyword.map(|stage| stage.score),
         rerank_score: hit.rerank.map(|reranked| reranked.score),
         original_rank: hit.rerank.map(|reranked| reranked.original_rank),
-        siblings: hit.siblings.map(|siblings| siblings.into_iter().map(Into::into).collect()),
+        siblings: hit
+            .siblings
+            .map(|siblings| siblings.into_iter().map(Into::into).collect()),
         explain,
     }
 }
 
 fn answer_body(answer: Answer, query: &Query, several: bool, explain: bool) -> QueryAnswer {
     let collection_metadata = if several {
-        answer.collections.into_iter().map(|c| (c.name.to_string(), Value::Object(c.metadata))).collect()
+        answer
+            .collections
+            .into_iter()
+            .map(|c| (c.name.to_string(), Value::Object(c.metadata)))
+            .collect()
     } else {
-        answer.collections.into_iter().next().map(|c| c.metadata).unwrap_or_default()
+        answer
+            .collections
+            .into_iter()
+            .next()
+            .map(|c| c.metadata)
+            .unwrap_or_default()
     };
     let millis = |time: std::time::Duration| Value::from((time.as_secs_f64() * 1e6).round() / 1e3);
     QueryAnswer {
@@ -272,10 +305,18 @@ fn answer_body(answer: Answer, query: &Query, several: bool, explain: bool) -> Q
         failures: answer
             .failures
             .into_iter()
-            .map(|(name, error)| Failure { collection: name.to_string(), detail: ApiError::from(error).into_detail() })
+            .map(|(name, error)| Failure {
+                collection: name.to_string(),
+                detail: ApiError::from(error).into_detail(),
+            })
             .collect(),
-        timings_ms: explain
-            .then(|| answer.stages.iter().map(|time| (time.stage.to_owned(), millis(time.took))).collect()),
+        timings_ms: explain.then(|| {
+            answer
+                .stages
+                .iter()
+                .map(|time| (time.stage.to_owned(), millis(time.took)))
+                .collect()
+        }),
         results: answer
             .hits
             .into_iter()
@@ -296,7 +337,7 @@ fn answer_body(answer: Answer, query: &Query, several: bool, explain: bool) -> Q
         (status = 503, body = ErrorBody, description = "The collection's model is not loaded"),
     ),
 )]
-pub async fn query(
+pub(super) async fn query(
     State(state): State<AppState>,
     JsonBody(mut body): JsonBody<QueryBody>,
 ) -> Result<Json<QueryAnswer>, ApiError> {
@@ -324,7 +365,7 @@ pub async fn query(
         (status = 503, body = ErrorBody, description = "The collection's model is not loaded"),
     ),
 )]
-pub async fn query_collection(
+pub(super) async fn query_collection(
     State(state): State<AppState>,
     CollectionPath(name): CollectionPath,
     JsonBody(body): JsonBody<QueryBody>,
@@ -341,14 +382,17 @@ fn count_query(query: &Query) {
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct QueryReady {
+pub(super) struct QueryReady {
     status: &'static str,
     collections: u64,
 }
 
 /// Whether queries can be asked, and of how many collections.
 #[utoipa::path(get, path = "/query", tag = "search", responses((status = 200, body = QueryReady)))]
-pub async fn ready(State(state): State<AppState>) -> Result<Json<QueryReady>, ApiError> {
+pub(super) async fn ready(State(state): State<AppState>) -> Result<Json<QueryReady>, ApiError> {
     let health = state.service.store.health().await?;
-    Ok(Json(QueryReady { status: "ready", collections: health.collections }))
+    Ok(Json(QueryReady {
+        status: "ready",
+        collections: health.collections,
+    }))
 }

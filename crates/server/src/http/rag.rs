@@ -14,7 +14,7 @@ use super::state::AppState;
 
 #[derive(Deserialize, ToSchema)]
 #[schema(example = json!({"query": "when do we deploy?", "limit": 5, "session_key": "chat-17"}))]
-pub struct RetrieveBody {
+pub(super) struct RetrieveBody {
     query: String,
     /// `knowledge`, `observation`, `reflection`, `learning`, and names of collections; as configured unless given.
     collections: Option<Vec<String>>,
@@ -27,7 +27,7 @@ pub struct RetrieveBody {
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct RetrieveAnswer {
+pub(super) struct RetrieveAnswer {
     /// By ascending distance.
     results: Vec<FoundBody>,
     /// Collections that could not be searched.
@@ -36,7 +36,7 @@ pub struct RetrieveAnswer {
 
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"collection": "knowledge", "id": "deploy-steps", "content": "Deploy on Tuesdays.", "distance": 0.21, "metadata": {"category": "process"}}))]
-pub struct FoundBody {
+pub(super) struct FoundBody {
     collection: String,
     id: String,
     content: String,
@@ -68,7 +68,7 @@ impl From<Found> for FoundBody {
         (status = 503, body = ErrorBody, description = "Embedding is not configured, or its provider does not answer"),
     ),
 )]
-pub async fn retrieve(
+pub(super) async fn retrieve(
     State(state): State<AppState>,
     JsonBody(body): JsonBody<RetrieveBody>,
 ) -> Result<Json<RetrieveAnswer>, ApiError> {

@@ -14,7 +14,7 @@ use super::state::AppState;
 #[derive(Deserialize, ToSchema)]
 #[schema(example = json!({"query": "how long are logs kept?", "top_k": 1, "documents": [
     {"id": "a", "text": "Logs are kept for 30 days."}, {"id": "b", "text": "The door is blue."}]}))]
-pub struct RerankBody {
+pub(super) struct RerankBody {
     query: String,
     documents: Vec<RerankDocument>,
     /// Return only this many; all unless given.
@@ -22,7 +22,7 @@ pub struct RerankBody {
 }
 
 #[derive(Deserialize, ToSchema)]
-pub struct RerankDocument {
+pub(super) struct RerankDocument {
     /// Given back as it came; the document's index when absent.
     #[schema(value_type = Option<String>)]
     id: Option<Value>,
@@ -31,13 +31,13 @@ pub struct RerankDocument {
 
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"reranked": [{"id": "a", "score": 0.98, "original_rank": 1}]}))]
-pub struct RerankAnswer {
+pub(super) struct RerankAnswer {
     /// By score, descending.
     reranked: Vec<RerankedDocument>,
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct RerankedDocument {
+pub(super) struct RerankedDocument {
     #[schema(value_type = String)]
     id: Value,
     score: f32,
@@ -56,7 +56,7 @@ pub struct RerankedDocument {
         (status = 503, body = ErrorBody, description = "No cross-encoder is loaded"),
     ),
 )]
-pub async fn rerank(
+pub(super) async fn rerank(
     State(state): State<AppState>,
     JsonBody(body): JsonBody<RerankBody>,
 ) -> Result<Json<RerankAnswer>, ApiError> {
@@ -65,19 +65,28 @@ pub async fn rerank(
     let mut texts = Vec::with_capacity(body.documents.len());
     for (index, document) in body.documents.into_iter().enumerate() {
         let text = document.text.ok_or_else(|| missing_text(index))?;
-        ids.push(document.id.filter(|id| !id.is_null()).unwrap_or_else(|| Value::String(index.to_string())));
+        ids.push(
+            document
+                .id
+                .filter(|id| !id.is_null())
+                .unwrap_or_else(|| Value::String(index.to_string())),
+        );
         texts.push(text);
     }
     let order = ranked(&state, &body.query, texts, limit).await?;
     let reranked = order
         .into_iter()
-        .map(|(index, score)| RerankedDocument { id: ids[index].clone(), score, original_rank: index + 1 })
+        .map(|(index, score)| RerankedDocument {
+            id: ids[index].clone(),
+            score,
+            original_rank: index + 1,
+        })
         .collect();
     Ok(Json(RerankAnswer { reranked }))
 }
 
 #[derive(Deserialize, ToSchema)]
-pub struct CompatibleRerankBody {
+pub(super) struct CompatibleRerankBody {
     /// Accepted and echoed; the loaded cross-encoder answers.
     model: Option<String>,
     query: String,
@@ -88,13 +97,13 @@ pub struct CompatibleRerankBody {
 
 #[derive(Deserialize, ToSchema)]
 #[serde(untagged)]
-pub enum TextOrObject {
+pub(super) enum TextOrObject {
     Text(String),
     Object { text: Option<String> },
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct CompatibleRerankAnswer {
+pub(super) struct CompatibleRerankAnswer {
     id: String,
     object: &'static str,
     model: String,
@@ -106,7 +115,7 @@ pub struct CompatibleRerankAnswer {
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct CompatibleResult {
+pub(super) struct CompatibleResult {
     index: usize,
     relevance_score: f32,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -114,7 +123,7 @@ pub struct CompatibleResult {
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct TextDocument {
+pub(super) struct TextDocument {
     text: String,
 }
 
@@ -126,7 +135,7 @@ pub struct TextDocument {
         (status = 429, body = ErrorBody), (status = 500, body = ErrorBody), (status = 503, body = ErrorBody),
     ),
 )]
-pub async fn rerank_v2(
+pub(super) async fn rerank_v2(
     State(state): State<AppState>,
     JsonBody(body): JsonBody<CompatibleRerankBody>,
 ) -> Result<Json<CompatibleRerankAnswer>, ApiError> {
@@ -141,7 +150,7 @@ pub async fn rerank_v2(
         (status = 429, body = ErrorBody), (status = 500, body = ErrorBody), (status = 503, body = ErrorBody),
     ),
 )]
-pub async fn rerank_v1(
+pub(super) async fn rerank_v1(
     State(state): State<AppState>,
     JsonBody(body): JsonBody<CompatibleRerankBody>,
 ) -> Result<Json<CompatibleRerankAnswer>, ApiError> {
@@ -168,10 +177,17 @@ async fn compatible(
         .map(|(index, relevance_score)| CompatibleResult {
             index,
             relevance_score,
-            document: kept.as_ref().map(|texts| TextDocument { text: texts[index].clone() }),
+            document: kept.as_ref().map(|texts| TextDocument {
+                text: texts[index].clone(),
+            }),
         })
         .collect();
-    let loaded = state.service.models.reranker().map(|reranker| reranker.name().to_owned()).unwrap_or_default();
+    let loaded = state
+        .service
+        .models
+        .reranker()
+        .map(|reranker| reranker.name().to_owned())
+        .unwrap_or_default();
     Ok(Json(CompatibleRerankAnswer {
         id: uuid::Uuid::new_v4().to_string(),
         object: "list",

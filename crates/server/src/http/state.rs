@@ -77,16 +77,26 @@ impl BodyBudget {
 
     /// Enough for `bodies` bodies of the largest size at once.
     pub fn for_bodies(bodies: usize, bytes: usize) -> Self {
-        let total_kib = u32::try_from(bodies.saturating_mul(bytes) / 1024).unwrap_or(u32::MAX).max(1);
-        Self { kib: Arc::new(Semaphore::new(total_kib as usize)), total_kib }
+        let total_kib = u32::try_from(bodies.saturating_mul(bytes) / 1024)
+            .unwrap_or(u32::MAX)
+            .max(1);
+        Self {
+            kib: Arc::new(Semaphore::new(total_kib as usize)),
+            total_kib,
+        }
     }
 
     pub async fn reserve(&self, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
-        let kib = u32::try_from(bytes / 1024 + 1).unwrap_or(u32::MAX).min(self.total_kib);
+        let kib = u32::try_from(bytes / 1024 + 1)
+            .unwrap_or(u32::MAX)
+            .min(self.total_kib);
         let permit = tokio::time::timeout(Self::WAIT, Arc::clone(&self.kib).acquire_many_owned(kib)).await;
         match permit {
             Ok(Ok(permit)) => Ok(permit),
-            _ => Err(ApiError::busy("Too many large requests at once: try again later", Duration::from_secs(2))),
+            _ => Err(ApiError::busy(
+                "Too many large requests at once: try again later",
+                Duration::from_secs(2),
+            )),
         }
     }
 }

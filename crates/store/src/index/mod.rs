@@ -57,13 +57,6 @@ pub(crate) struct SnapshotParts {
     pub(crate) vectors: Option<Vectors>,
 }
 
-/// Whether a snapshot got rid of its empty slots.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sealed {
-    AsItWas,
-    Renumbered,
-}
-
 /// Slots are renumbered when more than this many are empty and they outnumber the others.
 const EMPTY_SLOTS_KEPT: usize = 1024;
 
@@ -118,10 +111,6 @@ impl Snapshot {
         filter::matching(filter, &self.fields, &self.live)
     }
 
-    pub(crate) fn live(&self) -> &RoaringBitmap {
-        &self.live
-    }
-
     pub(crate) fn rowid(&self, slot: u32) -> Option<i64> {
         self.rowids.get(slot as usize)
     }
@@ -164,13 +153,12 @@ impl Snapshot {
     }
 
     /// Finishes what a transaction changed, before it is published.
-    pub(crate) fn seal(&mut self) -> Result<Sealed> {
+    pub(crate) fn seal(&mut self) -> Result<()> {
         self.keyword.seal()?;
-        if !self.wants_renumbering() {
-            return Ok(Sealed::AsItWas);
+        if self.wants_renumbering() {
+            *self = self.renumbered();
         }
-        *self = self.renumbered();
-        Ok(Sealed::Renumbered)
+        Ok(())
     }
 
     fn wants_renumbering(&self) -> bool {

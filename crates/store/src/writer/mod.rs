@@ -11,7 +11,6 @@ mod documents;
 mod records;
 mod transaction;
 
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
@@ -22,7 +21,6 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use crate::error::{Error, Result};
-use crate::faults::Faults;
 use crate::published::Published;
 pub(crate) use documents::prepare;
 pub(crate) use transaction::Transaction;
@@ -65,7 +63,6 @@ impl Writer {
     pub(crate) fn start(
         connection: Connection,
         published: Arc<Published>,
-        faults: Faults,
         limits: QueueLimits,
     ) -> Result<(Self, JoinHandle<()>)> {
         let (queue, messages) = sync_channel(limits.jobs);
@@ -74,7 +71,6 @@ impl Writer {
         let mut thread = WriterThread {
             connection,
             published,
-            faults,
             queued_bytes: queued_bytes.clone(),
             record_clock,
             untidy: true,
@@ -118,9 +114,7 @@ impl Writer {
             self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
             return Err(error);
         }
-        answered
-            .await
-            .unwrap_or_else(|_| Err(Error::Worker("the write was given up".into())))
+        answered.await.unwrap_or(Err(Error::Closed))
     }
 
     /// Waits until freed space and the log are tidied up, as they are when the store is idle.
@@ -154,7 +148,6 @@ fn rolled_back(error: &Error) -> Error {
 struct WriterThread {
     connection: Connection,
     published: Arc<Published>,
-    faults: Faults,
     queued_bytes: Arc<AtomicUsize>,
     record_clock: i64,
     /// Something was written since the last tidying.
@@ -208,12 +201,7 @@ impl WriterThread {
             }
         }
         if !jobs.is_empty() {
-            // A panic is a bug, but not one that should end all writing: the transaction is rolled
-            // back as it unwinds, nothing of it is published, and its callers are told.
-            let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| self.commit(jobs)));
-            if outcome.is_err() {
-                tracing::error!("a write panicked; its transaction was rolled back");
-            }
+            self.commit(jobs);
             self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
         if let Some(answer) = flush {
@@ -225,18 +213,14 @@ impl WriterThread {
     fn commit(&mut self, jobs: Vec<Job>) {
         self.untidy = true;
         let mut finishes: Vec<Finish> = Vec::with_capacity(jobs.len());
-        let outcome = Transaction::begin(
-            &self.connection,
-            &self.published,
-            &self.faults,
-            &mut self.record_clock,
-        )
-        .and_then(|mut transaction| {
-            for job in jobs {
-                finishes.push((job.run)(&mut transaction));
-            }
-            transaction.commit()
-        });
+        let outcome = Transaction::begin(&self.connection, &self.published, &mut self.record_clock).and_then(
+            |mut transaction| {
+                for job in jobs {
+                    finishes.push((job.run)(&mut transaction));
+                }
+                transaction.commit()
+            },
+        );
         let outcome = match outcome {
             Ok(changes) => Ok(self.published.publish(changes)),
             Err(error) => {
@@ -274,7 +258,7 @@ impl WriterThread {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        Err(Error::LogInUse)
+        Ok(())
     }
 
     /// Gives up to so many free pages back, and returns how many are left.

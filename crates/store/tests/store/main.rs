@@ -8,5 +8,4 @@ mod concurrency;
 mod deletion;
 mod model;
 mod opening;
-mod ranking;
 mod records;

@@ -26,7 +26,7 @@ fn is_plain_value(value: &Value) -> bool {
         // Beyond this range it would come back as another number; minus zero loses its sign.
         Value::Number(number) => match number.as_f64() {
             _ if number.is_i64() => true,
-            Some(float) => !number.is_u64() && !(float == 0.0 && float.is_sign_negative()),
+            Some(float) => !(number.is_u64() || float == 0.0 && float.is_sign_negative()),
             None => false,
         },
         Value::Null | Value::Array(_) | Value::Object(_) => false,

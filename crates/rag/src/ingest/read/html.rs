@@ -13,6 +13,8 @@ const MAX_DEPTH: usize = 2_000;
 /// What the walk over a page needs on the stack, with room to spare.
 const STACK: usize = 256 << 20;
 
+const MAX_TITLE_BYTES: usize = 2048;
+
 const SKIPPED: [&str; 10] = [
     "script", "style", "noscript", "template", "svg", "iframe", "nav", "footer", "head", "form",
 ];
@@ -111,7 +113,11 @@ fn title(html: &str) -> Option<String> {
     let start = lower.find("<title")?;
     let start = start + lower[start..].find('>')? + 1;
     let end = start + lower[start..].find("</title")?;
-    let markdown = htmd::convert(&html[start..end.min(start + 2048)]).ok()?;
+    let mut end = end.min(start + MAX_TITLE_BYTES);
+    while !html.is_char_boundary(end) {
+        end -= 1;
+    }
+    let markdown = htmd::convert(html.get(start..end)?).ok()?;
     let title = markdown.split_whitespace().collect::<Vec<_>>().join(" ");
     (!title.is_empty()).then_some(title)
 }

@@ -111,7 +111,7 @@ fn in_process(settings: &Settings) -> Check {
             let model = config
                 .embeddings
                 .first()
-                .map(|entry| entry.id())
+                .map(ragstone_models::config::ModelEntry::id)
                 .filter(|_| wanted.is_empty());
             Check::pass(
                 EMBEDDING,
@@ -119,7 +119,11 @@ fn in_process(settings: &Settings) -> Check {
             )
         }
         Ok(config) => {
-            let ids: Vec<&str> = config.embeddings.iter().map(|entry| entry.id()).collect();
+            let ids: Vec<&str> = config
+                .embeddings
+                .iter()
+                .map(ragstone_models::config::ModelEntry::id)
+                .collect();
             let message = format!(
                 "embedding.model is '{wanted}', and the models are {}: use one of these",
                 ids.join(", ")

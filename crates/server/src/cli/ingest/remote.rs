@@ -44,7 +44,7 @@ struct Upload<'a> {
     bytes: u64,
 }
 
-pub async fn ingest(
+pub(super) async fn ingest(
     args: &IngestArgs,
     url: String,
     collection: &CollectionName,

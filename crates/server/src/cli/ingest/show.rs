@@ -13,14 +13,14 @@ const REDRAW: Duration = Duration::from_millis(200);
 const PLAIN_LINE: Duration = Duration::from_secs(5);
 
 /// Progress on stderr until it is stopped: a bar in a terminal, a line now and then elsewhere.
-pub struct Shown {
+pub(super) struct Shown {
     task: JoinHandle<()>,
     bar: Option<ProgressBar>,
 }
 
 impl Shown {
     /// `total` is in bytes; 0 where it is not known.
-    pub fn start(progress: Arc<Progress>, total: u64, for_machines: bool) -> Self {
+    pub(super) fn start(progress: Arc<Progress>, total: u64, for_machines: bool) -> Self {
         let bar = (std::io::stderr().is_terminal() && !for_machines).then(|| bar(total));
         let shown = bar.clone();
         let task = tokio::spawn(async move {
@@ -46,7 +46,7 @@ impl Shown {
         Self { task, bar }
     }
 
-    pub async fn stop(self) {
+    pub(super) async fn stop(self) {
         self.task.abort();
         let _ = self.task.await;
         if let Some(bar) = self.bar {
@@ -77,7 +77,7 @@ fn line(report: &Report, progress: &Progress) -> String {
 }
 
 /// The result, on stdout.
-pub fn report(progress: &Progress, collection: &str, as_json: bool) -> anyhow::Result<()> {
+pub(super) fn report(progress: &Progress, collection: &str, as_json: bool) -> anyhow::Result<()> {
     let report = progress.snapshot();
     let (documents, chunks) = (&report.documents, &report.chunks);
     let seconds = progress.elapsed().as_secs_f64();
@@ -111,7 +111,7 @@ pub fn report(progress: &Progress, collection: &str, as_json: bool) -> anyhow::R
 }
 
 /// Lists what failed, and makes the command fail with it.
-pub fn failures(progress: &Progress) -> anyhow::Result<()> {
+pub(super) fn failures(progress: &Progress) -> anyhow::Result<()> {
     let report = progress.snapshot();
     for item in &report.errors {
         eprintln!("{}: {}", printable(&item.source), printable(&item.error));
@@ -128,7 +128,7 @@ pub fn failures(progress: &Progress) -> anyhow::Result<()> {
 }
 
 /// A chunk as `--dry-run` shows it.
-pub fn chunk(out: &mut impl Write, chunk: &Chunk) -> std::io::Result<()> {
+pub(super) fn chunk(out: &mut impl Write, chunk: &Chunk) -> std::io::Result<()> {
     let metadata = &chunk.document.metadata;
     let text = |key: &str| {
         metadata

@@ -25,7 +25,7 @@ const DEFAULT_TOP_K: i64 = 5;
     "user_message": "Does it integrate with OpenShift AI?", "current_topic": "InstructLab",
     "topic": "InstructLab and OpenShift AI integration", "collections": [{"service": "local", "name": "manuals"}], "top_k": 5,
 }))]
-pub struct CollectBody {
+pub(crate) struct CollectBody {
     /// What the user typed.
     user_message: String,
     /// The topic before this message; empty or absent for the first one, which is searched for as it is.
@@ -47,7 +47,7 @@ pub struct CollectBody {
 }
 
 #[derive(Deserialize, ToSchema)]
-pub struct CollectionChoice {
+pub(crate) struct CollectionChoice {
     service: Option<String>,
     name: Option<String>,
 }
@@ -59,7 +59,7 @@ pub struct CollectionChoice {
     "results": [{"id": "intro", "text": "InstructLab runs on OpenShift AI.", "metadata": {}, "distance": 0.21, "score": 0.895,
         "service": "local", "collection": "manuals", "result": "match"}],
 }))]
-pub struct CollectAnswer {
+pub(crate) struct CollectAnswer {
     /// `first message (raw query)` or `follow-up (contextualized topic)`.
     strategy: &'static str,
     /// What was searched for.
@@ -131,7 +131,7 @@ impl CollectAnswer {
         (status = 404, body = ErrorBody, description = "No such service"),
     ),
 )]
-pub async fn collect(
+pub(crate) async fn collect(
     State(state): State<AppState>,
     JsonBody(body): JsonBody<CollectBody>,
 ) -> Result<Json<CollectAnswer>, ApiError> {

@@ -22,7 +22,7 @@ use super::{named, named_by_params};
         {"name": "local", "provider": "local", "status": "healthy"},
         {"name": "archive", "provider": "chromadb", "status": "unhealthy", "error": "service 'archive' cannot be reached"}],
 }))]
-pub struct AllCollections {
+pub(crate) struct AllCollections {
     collections: Vec<ServiceCollection>,
     /// Every service that was asked, also those that did not answer.
     services: Vec<ServiceState>,
@@ -60,7 +60,7 @@ impl ServiceState {
 
 /// List the collections of all services. One that is down is reported, and the others are listed.
 #[utoipa::path(get, path = "/api/collections", tag = "gateway", responses((status = 200, body = AllCollections)))]
-pub async fn list(State(state): State<AppState>) -> Json<AllCollections> {
+pub(crate) async fn list(State(state): State<AppState>) -> Json<AllCollections> {
     let mut all = AllCollections {
         collections: Vec::new(),
         services: Vec::new(),
@@ -94,7 +94,7 @@ pub async fn list(State(state): State<AppState>) -> Json<AllCollections> {
         (status = 504, body = ErrorBody, description = "The service does not answer in time"),
     )
 )]
-pub async fn create(
+pub(crate) async fn create(
     State(state): State<AppState>,
     JsonBody(body): JsonBody<CreateCollection>,
 ) -> Result<Json<Created>, ApiError> {
@@ -119,7 +119,7 @@ pub async fn create(
         (status = 504, body = ErrorBody, description = "The service does not answer in time"),
     ),
 )]
-pub async fn show(
+pub(crate) async fn show(
     State(state): State<AppState>,
     CollectionPath(name): CollectionPath,
     params: Params,
@@ -143,7 +143,7 @@ pub async fn show(
         (status = 504, body = ErrorBody, description = "The service does not answer in time"),
     ),
 )]
-pub async fn delete(
+pub(crate) async fn delete(
     State(state): State<AppState>,
     CollectionPath(name): CollectionPath,
     params: Params,
@@ -168,7 +168,7 @@ pub async fn delete(
         (status = 504, body = ErrorBody, description = "The service does not answer in time"),
     ),
 )]
-pub async fn update_metadata(
+pub(crate) async fn update_metadata(
     State(state): State<AppState>,
     CollectionPath(name): CollectionPath,
     params: Params,

@@ -17,7 +17,7 @@ use super::super::state::AppState;
     "updated_at": "2026-01-01T12:01:00Z", "expires_at": "2026-01-02T12:01:00Z",
     "turns": [{"message": "How long are logs kept?", "at": "2026-01-01T12:00:00Z"}],
 }))]
-pub struct ConversationBody {
+pub(crate) struct ConversationBody {
     conversation_id: String,
     /// What the next message is a follow-up to.
     topic: String,
@@ -65,7 +65,7 @@ fn time(at: Millis) -> String {
     params(("id" = String, Path, description = "The conversation")),
     responses((status = 200, body = ConversationBody), (status = 404, body = ErrorBody, description = "Unknown, or expired")),
 )]
-pub async fn show(
+pub(crate) async fn show(
     State(state): State<AppState>,
     PathText(id): PathText,
 ) -> Result<Json<ConversationBody>, ApiError> {
@@ -77,7 +77,7 @@ pub async fn show(
 
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"status": "deleted", "conversation_id": "chat-17"}))]
-pub struct ConversationDeleted {
+pub(crate) struct ConversationDeleted {
     status: &'static str,
     conversation_id: String,
 }
@@ -88,7 +88,7 @@ pub struct ConversationDeleted {
     params(("id" = String, Path, description = "The conversation")),
     responses((status = 200, body = ConversationDeleted), (status = 404, body = ErrorBody, description = "Unknown, or expired")),
 )]
-pub async fn delete(
+pub(crate) async fn delete(
     State(state): State<AppState>,
     PathText(id): PathText,
 ) -> Result<Json<ConversationDeleted>, ApiError> {

@@ -28,7 +28,7 @@ use super::{named, named_by_params};
         (status = 504, body = ErrorBody, description = "The service does not answer in time"),
     ),
 )]
-pub async fn add(
+pub(crate) async fn add(
     State(state): State<AppState>,
     CollectionPath(name): CollectionPath,
     LargeJsonBody(body): LargeJsonBody<AddDocuments>,
@@ -63,7 +63,7 @@ pub async fn add(
         (status = 504, body = ErrorBody, description = "The service does not answer in time"),
     ),
 )]
-pub async fn list(
+pub(crate) async fn list(
     State(state): State<AppState>,
     CollectionPath(name): CollectionPath,
     params: Params,
@@ -90,7 +90,7 @@ pub async fn list(
         (status = 504, body = ErrorBody, description = "The service does not answer in time"),
     ),
 )]
-pub async fn delete(
+pub(crate) async fn delete(
     State(state): State<AppState>,
     CollectionPath(name): CollectionPath,
     params: Params,
@@ -116,7 +116,7 @@ pub async fn delete(
         (status = 504, body = ErrorBody, description = "The service does not answer in time"),
     ),
 )]
-pub async fn empty(
+pub(crate) async fn empty(
     State(state): State<AppState>,
     CollectionPath(name): CollectionPath,
     params: Params,
@@ -142,7 +142,7 @@ pub async fn empty(
         (status = 504, body = ErrorBody, description = "The service does not answer in time"),
     ),
 )]
-pub async fn metadata_values(
+pub(crate) async fn metadata_values(
     State(state): State<AppState>,
     CollectionPath(name): CollectionPath,
     params: Params,

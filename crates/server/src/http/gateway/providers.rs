@@ -19,7 +19,7 @@ use super::super::state::AppState;
 #[schema(example = json!({"providers": [{
     "id": "chromadb-wrapper", "display_name": "Ragstone service", "description": "A server that speaks the service routes",
     "capabilities": ["collections", "search", "embeddings", "metadata_filtering", "rerank"]}]}))]
-pub struct ProviderList {
+pub(crate) struct ProviderList {
     /// Each with `id`, `display_name`, `description` and `capabilities`.
     #[schema(value_type = Vec<Object>)]
     providers: Vec<ProviderDescription>,
@@ -27,7 +27,7 @@ pub struct ProviderList {
 
 /// The kinds of backend that a service can be of.
 #[utoipa::path(get, path = "/api/providers", tag = "gateway", responses((status = 200, body = ProviderList)))]
-pub async fn list(State(state): State<AppState>) -> Json<ProviderList> {
+pub(crate) async fn list(State(state): State<AppState>) -> Json<ProviderList> {
     let providers = state
         .gateway
         .registry()
@@ -43,13 +43,16 @@ pub async fn list(State(state): State<AppState>) -> Json<ProviderList> {
     params(("id" = String, Path, description = "The kind of backend")),
     responses((status = 200, body = Object), (status = 404, body = ErrorBody, description = "No such kind of backend")),
 )]
-pub async fn schema(State(state): State<AppState>, PathText(id): PathText) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn schema(
+    State(state): State<AppState>,
+    PathText(id): PathText,
+) -> Result<Json<Value>, ApiError> {
     Ok(Json(kind(&state, &id)?.schema.clone()))
 }
 
 #[derive(Deserialize, ToSchema)]
 #[schema(example = json!({"config": {"url": "http://localhost:5006", "timeoutMs": 5000}}))]
-pub struct TestConnection {
+pub(crate) struct TestConnection {
     /// A connection as the schema describes it.
     #[schema(value_type = Object)]
     config: Metadata,
@@ -60,7 +63,7 @@ pub struct TestConnection {
     "status": "healthy", "message": "the service is healthy", "timestamp": "2026-01-01T12:00:00Z", "latency_ms": 1.4,
     "details": {"version": "0.1.0", "collections_count": 2, "storage_bytes": 1_048_576},
 }))]
-pub struct HealthBody {
+pub(crate) struct HealthBody {
     /// `healthy`, `degraded` or `unhealthy`.
     #[serde(flatten)]
     #[schema(value_type = Object)]
@@ -77,7 +80,7 @@ pub struct HealthBody {
         (status = 404, body = ErrorBody, description = "No such kind of backend"),
     ),
 )]
-pub async fn test(
+pub(crate) async fn test(
     State(state): State<AppState>,
     PathText(id): PathText,
     JsonBody(body): JsonBody<TestConnection>,
@@ -103,7 +106,7 @@ fn kind<'a>(state: &'a AppState, id: &str) -> Result<&'a ProviderKind, ApiError>
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct ServiceList {
+pub(crate) struct ServiceList {
     services: Vec<ServiceBody>,
 }
 
@@ -122,7 +125,7 @@ struct ServiceBody {
 
 /// The services that are configured, and how each of them is.
 #[utoipa::path(get, path = "/api/services", tag = "gateway", responses((status = 200, body = ServiceList)))]
-pub async fn services(State(state): State<AppState>) -> Json<ServiceList> {
+pub(crate) async fn services(State(state): State<AppState>) -> Json<ServiceList> {
     let services = all_health(&state.gateway)
         .await
         .into_iter()

@@ -16,7 +16,7 @@ use super::named;
 /// A [`QueryAnswer`], whichever backend it comes from: what this program does not know of it is
 /// passed on as it is.
 #[derive(Serialize)]
-pub struct BackendAnswer {
+pub(crate) struct BackendAnswer {
     results: Vec<BackendHit>,
     collection_metadata: Metadata,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -70,7 +70,7 @@ impl From<ProviderHit> for BackendHit {
         (status = 504, body = ErrorBody, description = "The service does not answer in time"),
     ),
 )]
-pub async fn query(
+pub(crate) async fn query(
     State(state): State<AppState>,
     CollectionPath(name): CollectionPath,
     JsonBody(body): JsonBody<QueryBody>,

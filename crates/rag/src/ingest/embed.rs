@@ -1,0 +1,80 @@
+//! Asking the model, with patience.
+
+use std::time::Duration;
+
+use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, Role};
+
+const ATTEMPTS: u32 = 8;
+
+/// One vector per text; `None` for a text that the model refuses by itself.
+pub(super) async fn embed(
+    embedder: &dyn Embedder,
+    texts: Vec<String>,
+) -> Result<Vec<Option<Embedding>>, ModelError> {
+    if texts.is_empty() {
+        return Ok(Vec::new());
+    }
+    match embed_patiently(embedder, texts.clone()).await {
+        Ok(embeddings) => Ok(embeddings.into_iter().map(Some).collect()),
+        Err(ModelError::InvalidInput(_) | ModelError::Failed(_)) => one_by_one(embedder, texts).await,
+        Err(error) => Err(error),
+    }
+}
+
+/// One of the texts is the reason for a failure: finds it, and keeps the others. A model that fails
+/// for every one of several is broken, and that is for the caller to know.
+async fn one_by_one(
+    embedder: &dyn Embedder,
+    texts: Vec<String>,
+) -> Result<Vec<Option<Embedding>>, ModelError> {
+    let mut embeddings = Vec::with_capacity(texts.len());
+    let mut failures = 0;
+    for text in texts {
+        match embed_patiently(embedder, vec![text]).await {
+            Ok(one) => embeddings.push(one.into_iter().next()),
+            Err(ModelError::InvalidInput(message)) => {
+                tracing::warn!(%message, "a text could not be embedded");
+                embeddings.push(None);
+            }
+            Err(ModelError::Failed(message)) => {
+                failures += 1;
+                if failures > 1 && embeddings.iter().all(Option::is_none) {
+                    return Err(ModelError::Failed(message));
+                }
+                tracing::warn!(%message, "a text could not be embedded");
+                embeddings.push(None);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(embeddings)
+}
+
+/// Waits for a busy model: queries of others come first.
+async fn embed_patiently(embedder: &dyn Embedder, texts: Vec<String>) -> Result<Vec<Embedding>, ModelError> {
+    let mut attempt = 1;
+    loop {
+        let inputs = texts.iter().cloned().map(EmbedInput::Text).collect();
+        let error = match embedder.embed(inputs, Role::Passage).await {
+            Ok(embeddings) if embeddings.len() == texts.len() => return Ok(embeddings),
+            Ok(_) => {
+                return Err(ModelError::Failed(
+                    "the model gave another number of vectors than texts".into(),
+                ));
+            }
+            Err(error) => error,
+        };
+        let wait = match &error {
+            ModelError::Overloaded { retry_after } => {
+                (*retry_after).clamp(Duration::from_millis(50), Duration::from_secs(10))
+            }
+            ModelError::Unavailable(_) => Duration::from_millis(250) * 2u32.pow(attempt.min(6)),
+            _ => return Err(error),
+        };
+        if attempt == ATTEMPTS {
+            return Err(error);
+        }
+        attempt += 1;
+        tokio::time::sleep(wait).await;
+    }
+}

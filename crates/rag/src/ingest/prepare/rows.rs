@@ -1,0 +1,312 @@
+//! Preparing files of many documents, row by row.
+
+use std::cell::Cell;
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io::{Cursor, Read, Seek};
+use std::rc::Rc;
+
+use ragstone_core::document::{Document, Metadata};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use super::{Content, Finish, Input, Preparation, Refused, Step, Stop};
+use crate::ingest::chunk::{Chunk, Splitter, chunk_id, content_hash, document_id, keys};
+use crate::ingest::manifest::Manifest;
+use crate::ingest::plan::{self, AllAgain, Existing, Plan};
+use crate::ingest::rows::{Row, rows};
+
+/// Rows are compared with the collection in groups of this many, or of this much text.
+const WINDOW_ROWS: usize = 256;
+const WINDOW_BYTES: usize = 1 << 20;
+
+impl Preparation {
+    pub(super) fn prepare_rows(&mut self, input: Input) -> Result<(), Refused> {
+        let Input {
+            source,
+            kind,
+            content,
+        } = input;
+        let whole = matches!(content, Content::File(_) | Content::Memory(_));
+        let (digest, size, reader): (Option<Vec<u8>>, u64, Box<dyn Read>) = match content {
+            Content::File(path) => {
+                let mut file = File::open(&path)?;
+                let mut hash = Sha256::new();
+                let size = std::io::copy(&mut file, &mut hash)?;
+                file.rewind()?;
+                // Only what was hashed: a file that grows meanwhile has its new rows next time.
+                (Some(hash.finalize().to_vec()), size, Box::new(file.take(size)))
+            }
+            Content::Memory(bytes) => (
+                Some(Sha256::digest(&bytes).to_vec()),
+                bytes.len() as u64,
+                Box::new(Cursor::new(bytes)),
+            ),
+            Content::Part(bytes) => (None, bytes.len() as u64, Box::new(Cursor::new(bytes))),
+            Content::Stream(reader) => (None, 0, reader),
+        };
+        let fingerprint = digest.map(|digest| self.fingerprint(&digest, kind));
+        let before = self.before(&source)?;
+        if let Some(fingerprint) = &fingerprint
+            && before.is_current(fingerprint, &self.model)
+        {
+            return Ok(self.send_unchanged(&source, &before, size)?);
+        }
+
+        let mut state = RowsState {
+            source,
+            again: before.all_again(&self.model),
+            was_there: before.chunks,
+            keys: RowKeys::default(),
+            met: 0,
+            chunks: 0,
+            documents: 0,
+            failed: 0,
+        };
+        let consumed = Rc::new(Cell::new(0));
+        let reader = Counted {
+            inner: reader,
+            bytes: Rc::clone(&consumed),
+        };
+        let mut window = Vec::new();
+        let mut window_bytes = 0;
+        for row in rows(kind, reader, self.read.max_row_bytes) {
+            match row {
+                Ok(row) => {
+                    window_bytes += row.text.len();
+                    window.push(row);
+                }
+                Err(bad) => {
+                    state.failed += 1;
+                    self.progress
+                        .update(|report| report.fail(state.source.clone(), bad.to_string()));
+                }
+            }
+            if window.len() >= WINDOW_ROWS || window_bytes >= WINDOW_BYTES {
+                self.send_rows(&mut state, std::mem::take(&mut window), consumed.take())?;
+                window_bytes = 0;
+            }
+        }
+        self.send_rows(&mut state, window, consumed.take())?;
+        Ok(self.finish_rows(state, fingerprint.filter(|_| whole))?)
+    }
+
+    /// Compares a group of rows with the collection and sends what is to be done.
+    fn send_rows(&mut self, state: &mut RowsState, window: Vec<Row>, bytes: u64) -> Result<(), Stop> {
+        let mut documents = Vec::with_capacity(window.len());
+        let mut sections = Vec::with_capacity(window.len());
+        for row in window {
+            match state.keys.key(&row) {
+                Ok(key) => {
+                    let chunks = row_chunks(&self.splitter, &state.source, &key, row);
+                    sections.push(section_id(&state.source, &key));
+                    documents.push(chunks);
+                }
+                Err(problem) => {
+                    state.failed += 1;
+                    self.progress
+                        .update(|report| report.fail(state.source.clone(), problem));
+                }
+            }
+        }
+        let existing = self.existing(&plan::of_sections(&state.source, &sections), state.was_there)?;
+        state.met += existing.len() as u64;
+        let mut existing = by_section(existing);
+        let mut group = Finish {
+            source: state.source.clone(),
+            bytes,
+            ..Finish::default()
+        };
+        for (section, chunks) in sections.into_iter().zip(documents) {
+            let own = existing.remove(&section).unwrap_or_default();
+            state.documents += 1;
+            state.chunks += chunks.len() as u64;
+            let plan = Plan::new(chunks, own, state.again);
+            let (counts, document) = (plan.counts(), plan.document());
+            group.chunks.added += counts.added;
+            group.chunks.changed += counts.changed;
+            group.chunks.unchanged += counts.unchanged;
+            group.chunks.removed += counts.removed;
+            group.documents.added += document.added;
+            group.documents.changed += document.changed;
+            group.documents.unchanged += document.unchanged;
+            group.remove.extend(plan.remove);
+            group.gone.extend(plan.gone);
+            for (change, chunk) in plan.store {
+                self.send(Step::Store(change, Box::new(chunk)))?;
+            }
+        }
+        self.send(Step::Finish(Box::new(group)))
+    }
+
+    /// Rows that were there before and are no longer in the file go, unless a row could not be read:
+    /// then nobody knows whether it was one of them.
+    fn finish_rows(&mut self, state: RowsState, fingerprint: Option<String>) -> Result<(), Stop> {
+        let Some(fingerprint) = fingerprint.filter(|_| state.failed == 0) else {
+            return Ok(());
+        };
+        let mut finish = Finish {
+            source: state.source.clone(),
+            ..Finish::default()
+        };
+        if state.was_there > state.met {
+            let existing = self.existing(&plan::of_source(&state.source), state.was_there)?;
+            let mut vanished = HashSet::new();
+            for (id, metadata) in existing {
+                let section = metadata
+                    .get(keys::SECTION_ID)
+                    .and_then(Value::as_str)
+                    .unwrap_or_default();
+                if !state.keys.has_section(&state.source, section) {
+                    vanished.insert(section.to_owned());
+                    finish.gone.extend(
+                        metadata
+                            .get(keys::CONTENT_HASH)
+                            .and_then(Value::as_str)
+                            .map(str::to_owned),
+                    );
+                    finish.remove.push(id);
+                }
+            }
+            finish.chunks.removed = finish.remove.len() as u64;
+            finish.documents.removed = vanished.len() as u64;
+        }
+        finish.manifest = Some(Manifest {
+            fingerprint,
+            model: self.model.clone(),
+            chunks: state.chunks,
+            documents: state.documents,
+        });
+        self.send(Step::Finish(Box::new(finish)))
+    }
+}
+
+struct RowsState {
+    source: String,
+    again: AllAgain,
+    /// Chunks of the source in the collection before this run, and how many of them were met again.
+    was_there: u64,
+    met: u64,
+    keys: RowKeys,
+    chunks: u64,
+    documents: u64,
+    failed: u64,
+}
+
+/// Counts what is read through it.
+struct Counted<R> {
+    inner: R,
+    bytes: Rc<Cell<u64>>,
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.bytes.set(self.bytes.get() + count as u64);
+        Ok(count)
+    }
+}
+
+/// Gives every row a key that is its own within the file, and remembers them in few bytes each.
+#[derive(Default)]
+pub(super) struct RowKeys(HashMap<u64, u32>);
+
+impl RowKeys {
+    /// The row's own id; or, without one, its content, counted where it comes again.
+    pub(super) fn key(&mut self, row: &Row) -> Result<String, String> {
+        let (key, own) = match &row.id {
+            Some(id) => (id.clone(), true),
+            None => (content_hash(&row.text)[..16].to_owned(), false),
+        };
+        let count = self.0.entry(short_hash(&key)).or_default();
+        *count += 1;
+        match (*count, own) {
+            (1, _) => Ok(key),
+            (_, true) => Err(format!(
+                "the id '{}' comes more than once",
+                ragstone_core::collection::shorten(&key)
+            )),
+            (count, false) => {
+                let key = format!("{key}-{count}");
+                self.0.entry(short_hash(&key)).or_insert(1);
+                Ok(key)
+            }
+        }
+    }
+
+    fn has_section(&self, source: &str, section: &str) -> bool {
+        let key = section
+            .strip_prefix(source)
+            .and_then(|rest| rest.strip_prefix('#'));
+        key.is_some_and(|key| self.0.contains_key(&short_hash(key)))
+    }
+}
+
+fn short_hash(key: &str) -> u64 {
+    let digest = Sha256::digest(key);
+    digest
+        .first_chunk::<8>()
+        .map_or(0, |bytes| u64::from_le_bytes(*bytes))
+}
+
+fn section_id(source: &str, key: &str) -> String {
+    format!("{source}#{key}")
+}
+
+fn by_section(existing: Existing) -> HashMap<String, Existing> {
+    let mut sections: HashMap<String, Existing> = HashMap::new();
+    for (id, metadata) in existing {
+        let section = metadata
+            .get(keys::SECTION_ID)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned();
+        sections.entry(section).or_default().insert(id, metadata);
+    }
+    sections
+}
+
+/// A row's own metadata stays; what sibling gathering needs is added, and wins.
+pub(super) fn row_chunks(splitter: &Splitter, source: &str, key: &str, row: Row) -> Vec<Chunk> {
+    let section = section_id(source, key);
+    let pieces = splitter.pieces(&row.text);
+    let alone = pieces.len() == 1;
+    pieces
+        .into_iter()
+        .enumerate()
+        .map(|(position, piece)| {
+            let content_hash = content_hash(piece);
+            let mut metadata: Metadata = row.metadata.clone();
+            metadata.insert(keys::SOURCE.to_owned(), Value::from(source));
+            if let Some(title) = &row.title {
+                metadata.insert(keys::TITLE.to_owned(), Value::from(title.as_str()));
+            }
+            metadata.insert(keys::SECTION_ID.to_owned(), Value::from(section.as_str()));
+            let path: Vec<Value> = row
+                .title
+                .iter()
+                .map(|title| Value::from(title.as_str()))
+                .collect();
+            metadata.insert(keys::SECTION_PATH.to_owned(), Value::from(path));
+            metadata.insert(keys::CHAPTER_ID.to_owned(), Value::from(source));
+            metadata.insert(keys::DOC_TYPE.to_owned(), Value::from(row.doc_type.name()));
+            metadata.insert(keys::POSITION.to_owned(), Value::from(position));
+            metadata.insert(keys::CONTENT_HASH.to_owned(), Value::from(content_hash.as_str()));
+            // A document that brought its id and was not cut is found under that id.
+            let id = match &row.id {
+                Some(id) if alone => document_id(id),
+                _ => chunk_id(&section, position),
+            };
+            let document = Document {
+                id,
+                text: piece.to_owned(),
+                metadata,
+            };
+            Chunk {
+                document,
+                content_hash,
+                tokens: splitter.tokens(piece),
+            }
+        })
+        .collect()
+}
