@@ -23,7 +23,7 @@ const MAX_CONNECTIONS: usize = 4096;
 /// `axum::serve` sets no timeout on reading headers, so a client that sends nothing would hold its
 /// connection for ever; hyper's own builder has one. HTTP/1.1 only: telling versions apart by the
 /// first bytes would have to wait for them without a timeout, and HTTP/2 without TLS is rare.
-pub(crate) async fn serve(
+pub async fn serve(
     listener: TcpListener,
     router: Router,
     limits: &Limits,
@@ -31,9 +31,7 @@ pub(crate) async fn serve(
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
     let mut builder = http1::Builder::new();
-    builder
-        .timer(TokioTimer::new())
-        .header_read_timeout(limits.header_timeout);
+    builder.timer(TokioTimer::new()).header_read_timeout(limits.header_timeout);
     let open = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let graceful = GracefulShutdown::new();
     tokio::pin!(stop);
@@ -59,14 +57,7 @@ pub(crate) async fn serve(
         let router = router.clone();
         let service = hyper::service::service_fn(move |request: hyper::Request<Incoming>| {
             let router = router.clone();
-            async move {
-                Ok::<_, Infallible>(
-                    router
-                        .oneshot(request)
-                        .await
-                        .unwrap_or_else(|never| match never {}),
-                )
-            }
+            async move { Ok::<_, Infallible>(router.oneshot(request).await.unwrap_or_else(|never| match never {})) }
         });
         let connection = graceful.watch(builder.serve_connection(TokioIo::new(stream), service));
         tokio::spawn(async move {
@@ -79,27 +70,29 @@ pub(crate) async fn serve(
     stopping.set();
     drop(listener);
     tracing::info!("stopping: finishing accepted requests");
-    if tokio::time::timeout(limits.shutdown_timeout, graceful.shutdown())
-        .await
-        .is_err()
-    {
+    if tokio::time::timeout(limits.shutdown_timeout, graceful.shutdown()).await.is_err() {
         tracing::warn!("some requests did not finish in time and were given up");
     }
     Ok(())
 }
 
-/// Resolves on Ctrl-C or on the signal that service managers send.
-pub(crate) async fn stop_signal() {
+/// Resolves on Ctrl-C or on the signal that service managers send. The signals are caught from this
+/// call on, not from the first wait: one that comes right after the start must not kill.
+pub fn stop_signal() -> impl Future<Output = ()> {
     #[cfg(unix)]
-    {
+    let signals = {
         use tokio::signal::unix::{SignalKind, signal};
-        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
+        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    };
+    async move {
+        #[cfg(unix)]
+        if let (Ok(mut terminate), Ok(mut interrupt)) = signals {
             tokio::select! {
-                _ = tokio::signal::ctrl_c() => {}
                 _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
             }
             return;
         }
+        let _ = tokio::signal::ctrl_c().await;
     }
-    let _ = tokio::signal::ctrl_c().await;
 }
