@@ -130,16 +130,17 @@ impl Parts {
             .create_collection(&name, metadata)
             .await
             .unwrap();
+        if texts.is_empty() {
+            return;
+        }
         let raw = texts
             .iter()
             .enumerate()
             .map(|(n, text)| json!({"id": n.to_string(), "text": text, "metadata": {"section": "s"}}));
         let raw = serde_json::from_value(raw.collect()).unwrap();
         let documents = ragstone_core::document::check_documents(raw).unwrap();
-        if !documents.is_empty() {
-            crate::documents::add(&self.service, &name, documents)
-                .await
-                .unwrap();
-        }
+        crate::documents::add(&self.service, &name, documents)
+            .await
+            .unwrap();
     }
 }

@@ -24,7 +24,7 @@ impl Strategy {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     pub strategy: Strategy,
-    /// At least one; the first counts most and stands for all of them in the answer.
+    /// At least one, the one that counts most first.
     pub queries: Vec<QueryVariant>,
     /// The topic as it now stands.
     pub topic: Option<String>,
@@ -43,8 +43,13 @@ impl Plan {
         }
     }
 
+    /// What stands for all wordings: the topic of a follow-up, which the others are parts of, and
+    /// otherwise the message.
     pub fn query_text(&self) -> &str {
-        self.queries.first().map_or("", |query| query.text.as_str())
+        match (self.strategy, &self.topic) {
+            (Strategy::FollowUp, Some(topic)) => topic,
+            _ => self.queries.first().map_or("", |query| query.text.as_str()),
+        }
     }
 }
 

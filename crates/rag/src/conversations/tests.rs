@@ -11,6 +11,8 @@ use crate::test_parts::{Parts, WordEmbedder, parts};
 
 const START: Millis = 1_700_000_000_000;
 const HOUR: Millis = 3_600_000;
+/// Refers back in several ways: the model of these tests knows no likeness but shared words.
+const FOLLOW_UP: &str = "Does that also integrate with OpenShift AI?";
 
 /// Says what it is told to, and keeps what it was asked.
 struct ScriptedChat {
@@ -101,14 +103,9 @@ async fn pronoun_resolution_via_topic_context() {
         .unwrap();
     assert_eq!(first.strategy.name(), "first message (raw query)");
     assert_eq!(first.query_text(), "What is InstructLab?");
-    let second = advance(
-        &conversations,
-        &id("a"),
-        "Does it integrate with OpenShift AI?",
-        START + 1,
-    )
-    .await
-    .unwrap();
+    let second = advance(&conversations, &id("a"), FOLLOW_UP, START + 1)
+        .await
+        .unwrap();
     assert_eq!(second.strategy.name(), "follow-up (contextualized topic)");
     assert!(
         second.query_text().contains("InstructLab") && second.query_text().contains("OpenShift"),
@@ -266,14 +263,7 @@ async fn a_chat_model_words_the_topic_of_a_follow_up() {
         model.asked.lock().unwrap().is_empty(),
         "a first message needs no topic"
     );
-    let plan = advance(
-        &conversations,
-        &id("a"),
-        "Does it integrate with OpenShift AI?",
-        START,
-    )
-    .await
-    .unwrap();
+    let plan = advance(&conversations, &id("a"), FOLLOW_UP, START).await.unwrap();
     assert_eq!(plan.query_text(), "InstructLab and OpenShift AI integration");
     assert_eq!(plan.queries.len(), 1);
     assert_eq!(plan.strategy.name(), "follow-up (contextualized topic)");
@@ -281,7 +271,7 @@ async fn a_chat_model_words_the_topic_of_a_follow_up() {
     let given: Value = serde_json::from_str(&asked.last_user_text().unwrap()).unwrap();
     assert_eq!(given["topic"], "What is InstructLab?");
     assert_eq!(given["last_messages"], json!(["What is InstructLab?"]));
-    assert_eq!(given["new_message"], "Does it integrate with OpenShift AI?");
+    assert_eq!(given["new_message"], FOLLOW_UP);
 }
 
 #[tokio::test]
@@ -294,14 +284,7 @@ async fn without_a_usable_answer_of_the_chat_model_the_words_decide() {
             .unwrap();
         // The clock stands still and jumps to the next timer whenever nothing else is to be done.
         tokio::time::pause();
-        let plan = advance(
-            &conversations,
-            &id("a"),
-            "Does it integrate with OpenShift AI?",
-            START,
-        )
-        .await
-        .unwrap();
+        let plan = advance(&conversations, &id("a"), FOLLOW_UP, START).await.unwrap();
         tokio::time::resume();
         assert!(plan.query_text().contains("InstructLab"), "{plan:?}");
     }
