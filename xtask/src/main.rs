@@ -57,7 +57,7 @@ fn test(extent: Extent) -> anyhow::Result<()> {
     let python = python::environment()?;
 
     step("build");
-    run(cargo().args(["build", "--workspace", "--all-targets"]))?;
+    run(cargo().args(["test", "--workspace", "--no-run"]))?;
 
     step("default model, fetched once");
     run(Command::new(program()).args(["models", "pull", "default"]))?;
