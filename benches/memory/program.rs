@@ -10,19 +10,19 @@ use tempfile::TempDir;
 
 use super::client::Connection;
 
-pub struct Program {
+pub(crate) struct Program {
     child: Child,
     pub address: SocketAddr,
     _folder: TempDir,
 }
 
 impl Program {
-    pub async fn serve(config: &str, args: &[&str]) -> Self {
+    pub(crate) async fn serve(config: &str, args: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         Self::start(folder, config, args)
     }
 
-    pub async fn serve_with_models(config: &str, models: &str) -> Self {
+    pub(crate) async fn serve_with_models(config: &str, models: &str) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("embeddings.yml");
         std::fs::write(&path, models).expect("a file");
@@ -74,7 +74,7 @@ impl Program {
         }
     }
 
-    pub fn pull_default_model() {
+    pub(crate) fn pull_default_model() {
         let pulled = Command::new(env!("CARGO_BIN_EXE_ragstone"))
             .args(["models", "pull", "default"])
             .status();
@@ -85,7 +85,7 @@ impl Program {
     }
 
     /// What the process holds in memory.
-    pub fn memory_mb(&self) -> u64 {
+    pub(crate) fn memory_mb(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
         line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok())
@@ -93,22 +93,8 @@ impl Program {
             / 1024
     }
 
-    /// Processor time that the process has used so far, which a busy machine changes little.
-    pub fn processor_seconds(&self) -> f64 {
-        const TICKS_PER_SECOND: f64 = 100.0;
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
-        let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
-        let ticks = |at: usize| {
-            fields
-                .get(at)
-                .and_then(|field| field.parse::<f64>().ok())
-                .unwrap_or_default()
-        };
-        (ticks(11) + ticks(12)) / TICKS_PER_SECOND
-    }
-
     /// How long it takes until so many entries have a vector and none waits.
-    pub async fn until_embedded(&self, count: u64) -> Duration {
+    pub(crate) async fn until_embedded(&self, count: u64) -> Duration {
         let start = Instant::now();
         let mut connection = Connection::open(self.address).await;
         loop {

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::WIDTH;
 
-pub struct Stub {
+pub(crate) struct Stub {
     address: SocketAddr,
     inner: Arc<Inner>,
 }
@@ -32,7 +32,7 @@ struct EmbeddingRequest {
 }
 
 impl Stub {
-    pub async fn start(delay: Duration) -> Self {
+    pub(crate) async fn start(delay: Duration) -> Self {
         let inner = Arc::new(Inner {
             delay,
             calls: AtomicUsize::new(0),
@@ -51,19 +51,19 @@ impl Stub {
         Self { address, inner }
     }
 
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("http://{}/v1", self.address)
     }
 
     /// Calls, and texts in them.
-    pub fn counts(&self) -> (usize, usize) {
+    pub(crate) fn counts(&self) -> (usize, usize) {
         (
             self.inner.calls.load(Ordering::Relaxed),
             self.inner.texts.load(Ordering::Relaxed),
         )
     }
 
-    pub fn last_chat(&self) -> String {
+    pub(crate) fn last_chat(&self) -> String {
         self.inner.last_chat.lock().expect("the last chat").clone()
     }
 }

@@ -69,18 +69,9 @@ fn a_pdf_page_tree_without_end_is_refused() {
 }
 
 #[test]
-fn html_that_is_nested_or_multiplies_is_refused_by_a_limit() {
+fn html_that_is_nested_is_refused_by_a_limit() {
     let error = error_of("deep.html", "<div>".repeat(500_000).as_bytes());
     assert!(error.contains("nested 500000 deep"), "{error}");
-    let fonts: String = (0..1_500).map(|n| format!("<font size={n}>")).collect();
-    let error = error_of(
-        "many.html",
-        format!("{fonts}{}", "<p>x".repeat(200_000)).as_bytes(),
-    );
-    assert!(
-        error.contains("more memory") || error.contains("longer than"),
-        "{error}"
-    );
 }
 
 #[test]

@@ -31,7 +31,9 @@ pub async fn serve(
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
     let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(limits.header_timeout);
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.header_timeout);
     let open = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let graceful = GracefulShutdown::new();
     tokio::pin!(stop);
@@ -57,7 +59,14 @@ pub async fn serve(
         let router = router.clone();
         let service = hyper::service::service_fn(move |request: hyper::Request<Incoming>| {
             let router = router.clone();
-            async move { Ok::<_, Infallible>(router.oneshot(request).await.unwrap_or_else(|never| match never {})) }
+            async move {
+                Ok::<_, Infallible>(
+                    router
+                        .oneshot(request)
+                        .await
+                        .unwrap_or_else(|never| match never {}),
+                )
+            }
         });
         let connection = graceful.watch(builder.serve_connection(TokioIo::new(stream), service));
         tokio::spawn(async move {
@@ -70,7 +79,10 @@ pub async fn serve(
     stopping.set();
     drop(listener);
     tracing::info!("stopping: finishing accepted requests");
-    if tokio::time::timeout(limits.shutdown_timeout, graceful.shutdown()).await.is_err() {
+    if tokio::time::timeout(limits.shutdown_timeout, graceful.shutdown())
+        .await
+        .is_err()
+    {
         tracing::warn!("some requests did not finish in time and were given up");
     }
     Ok(())

@@ -5,6 +5,7 @@
 //! document change, and what changed replaces what was there.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use ragstone_core::document::{Document, DocumentId, Metadata};
 use serde_json::Value;
@@ -66,7 +67,7 @@ enum Blocks<'a> {
     All(DocType),
     /// Relative to the text they stand in, whose part begins at `offset`.
     Markdown {
-        blocks: &'a [(DocType, std::ops::Range<usize>)],
+        blocks: &'a [(DocType, Range<usize>)],
         offset: usize,
     },
 }
@@ -94,9 +95,54 @@ impl Splitter {
                 .into_iter()
                 .collect();
         }
-        TextSplitter::new(ChunkConfig::new(self.chunk_tokens).with_sizer(&self.sizer))
-            .chunks(text)
+        let splitter = TextSplitter::new(ChunkConfig::new(self.chunk_tokens).with_sizer(&self.sizer));
+        let windows = windows(text, self.window());
+        windows
+            .into_iter()
+            .flat_map(|(_, window)| splitter.chunks(window).collect::<Vec<_>>())
             .collect()
+    }
+
+    /// The pieces of a section of Markdown, with where they begin. The heading stays with what
+    /// follows it, however long that is.
+    fn markdown_pieces<'t>(
+        &self,
+        part: &Part<'t>,
+        blocks: &[(DocType, Range<usize>)],
+        offset: usize,
+    ) -> Vec<(usize, &'t str)> {
+        let text = part.text;
+        let heading = match blocks.first() {
+            Some((DocType::Heading, range)) if blocks.len() > 1 => range.end - offset,
+            _ => 0,
+        };
+        let heading_tokens = self.tokens(&text[..heading]);
+        let (body, room) = if heading_tokens <= self.chunk_tokens / 4 {
+            (heading, self.chunk_tokens - heading_tokens)
+        } else {
+            (0, self.chunk_tokens)
+        };
+        let splitter = MarkdownSplitter::new(ChunkConfig::new(room).with_sizer(&self.sizer));
+        let mut pieces = Vec::new();
+        for (start, window) in windows(&text[body..], self.window()) {
+            let found = splitter.chunk_indices(window);
+            pieces.extend(found.map(|(at, piece)| (body + start + at, piece)));
+        }
+        match pieces.first_mut() {
+            Some((start, piece)) if body > 0 => {
+                let end = *start + piece.len();
+                (*start, *piece) = (0, text[..end].trim_start());
+            }
+            None if body > 0 => pieces.push((0, text[..body].trim())),
+            _ => {}
+        }
+        pieces
+    }
+
+    /// The splitter looks at all that is left for every piece it cuts, so it gets long texts in
+    /// parts: many times as long as a chunk, and short enough for that not to matter.
+    fn window(&self) -> usize {
+        self.chunk_tokens * 128
     }
 
     pub fn tokens(&self, text: &str) -> usize {
@@ -168,10 +214,7 @@ impl Splitter {
 
     fn add_part(&self, chunks: &mut Vec<Chunk>, origin: &Origin, title: &str, part: &Part<'_>) {
         let pieces: Vec<(usize, &str)> = match part.blocks {
-            Blocks::Markdown { .. } => {
-                let config = ChunkConfig::new(self.chunk_tokens).with_sizer(&self.sizer);
-                MarkdownSplitter::new(config).chunk_indices(part.text).collect()
-            }
+            Blocks::Markdown { blocks, offset } => self.markdown_pieces(part, blocks, offset),
             Blocks::All(_) => self
                 .pieces(part.text)
                 .into_iter()
@@ -228,6 +271,29 @@ impl Blocks<'_> {
             .max_by_key(|(kind, shared)| (*shared, std::cmp::Reverse(*kind)))
             .map_or(DocType::Heading, |(kind, _)| kind)
     }
+}
+
+/// Cuts a text that is much longer than `size` where it hurts least: between paragraphs, lines,
+/// sentences, words, and only then anywhere.
+fn windows(text: &str, size: usize) -> Vec<(usize, &str)> {
+    let mut windows = Vec::new();
+    let mut start = 0;
+    while text.len() - start > 2 * size {
+        let mut end = start + size;
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        let window = &text[start..end];
+        let cut = ["\n\n", "\n", ". ", " "].iter().find_map(|mark| {
+            let at = window.rfind(mark)? + mark.len();
+            (at > window.len() / 2).then_some(at)
+        });
+        let cut = cut.unwrap_or(window.len());
+        windows.push((start, &window[..cut]));
+        start += cut;
+    }
+    windows.push((start, &text[start..]));
+    windows
 }
 
 fn first_heading(outline: &Outline) -> Option<String> {

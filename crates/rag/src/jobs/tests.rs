@@ -15,9 +15,14 @@ use crate::test_parts::{Parts, WordEmbedder, parts};
 
 async fn setup() -> (Parts, Jobs) {
     let parts = parts(Models::new(vec![WordEmbedder::new("words")], None));
+    let metadata = json!({"embedding_model": "words"}).as_object().unwrap().clone();
+    let name = CollectionName::parse("c").unwrap();
     parts
-        .collection("c", json!({"embedding_model": "words"}), &[])
-        .await;
+        .service
+        .store
+        .create_collection(&name, metadata)
+        .await
+        .unwrap();
     let jobs = jobs(&parts);
     (parts, jobs)
 }

@@ -151,9 +151,10 @@ mod tests {
 
     #[test]
     fn a_page_that_multiplies_when_it_is_repaired_is_refused() {
-        // Every paragraph opens all the unclosed fonts again: a small file, millions of nodes.
+        // Every paragraph takes over all the fonts that were left open in the one before: a small
+        // file, millions of nodes.
         let fonts: String = (0..1_000).map(|n| format!("<font size={n}>")).collect();
-        let bomb = format!("{fonts}{}", "<p>x".repeat(100_000));
+        let bomb = format!("<p>{fonts}{}", "<p>x".repeat(100_000));
         let refused = read(bomb.as_bytes(), &ReadOptions::default()).unwrap_err();
         assert!(refused.0.contains("beyond what is safe"), "{refused}");
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ragstone_core::collection::CollectionName;
 use ragstone_core::filter::Filter;
 use ragstone_core::store::{Page, Selection};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::WordModel;
@@ -29,9 +29,18 @@ impl Bench {
     }
 
     async fn create(&self, name: &str) {
+        self.create_with(name, json!({"embedding_model": "words"})).await;
+    }
+
+    async fn create_with(&self, name: &str, metadata: Value) {
+        let name = CollectionName::parse(name).unwrap();
+        let metadata = metadata.as_object().unwrap().clone();
         self.parts
-            .collection(name, json!({"embedding_model": "words"}), &[])
-            .await;
+            .service
+            .store
+            .create_collection(&name, metadata)
+            .await
+            .unwrap();
     }
 
     fn ingestion(&self) -> Ingestion {
@@ -340,7 +349,7 @@ async fn what_does_not_fit_together_is_refused_before_anything_is_read() {
             .contains("chunk_tokens must be from 16 to 40")
     );
     assert_eq!(check("c", None).await, None);
-    bench.parts.collection("plain", json!({}), &[]).await;
+    bench.create_with("plain", json!({})).await;
     assert!(
         check("plain", None)
             .await
