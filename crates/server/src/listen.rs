@@ -23,7 +23,7 @@ const MAX_CONNECTIONS: usize = 4096;
 /// `axum::serve` sets no timeout on reading headers, so a client that sends nothing would hold its
 /// connection for ever; hyper's own builder has one. HTTP/1.1 only: telling versions apart by the
 /// first bytes would have to wait for them without a timeout, and HTTP/2 without TLS is rare.
-pub async fn serve(
+pub(crate) async fn serve(
     listener: TcpListener,
     router: Router,
     limits: &Limits,
