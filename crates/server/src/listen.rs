@@ -90,7 +90,7 @@ pub(crate) async fn serve(
 
 /// Resolves on Ctrl-C or on the signal that service managers send. The signals are caught from this
 /// call on, not from the first wait: one that comes right after the start must not kill.
-pub fn stop_signal() -> impl Future<Output = ()> {
+pub(crate) fn stop_signal() -> impl Future<Output = ()> {
     #[cfg(unix)]
     let signals = {
         use tokio::signal::unix::{SignalKind, signal};
