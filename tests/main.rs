@@ -6,6 +6,10 @@
 //! other people's client libraries.
 
 #![allow(
+    unreachable_pub,
+    clippy::redundant_closure_for_method_calls,
+    clippy::semicolon_if_nothing_returned,
+    clippy::redundant_closure,
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::print_stdout,
