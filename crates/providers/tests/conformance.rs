@@ -1,12 +1,7 @@
 //! Every RAG backend passes the same suite: the one over the service routes against a service in
 //! memory, and the one for ChromaDB against a real server.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::print_stdout,
-    reason = "a test may fail, and a benchmark may print"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
 

@@ -33,12 +33,10 @@ impl Failure {
         match (self.sent, repeat) {
             (Sent::No, _) | (Sent::Perhaps, Repeat::Freely) => true,
             (Sent::Perhaps, Repeat::IfUnprocessed) | (Sent::Final, _) => false,
-            (Sent::Answered, _) => {
-                matches!(
-                    (self.error.status(), repeat),
-                    (Some(429 | 503), _) | (Some(502 | 504), Repeat::Freely)
-                )
-            }
+            (Sent::Answered, _) => matches!(
+                (self.error.status(), repeat),
+                (Some(429 | 503), _) | (Some(502 | 504), Repeat::Freely)
+            ),
         }
     }
 

@@ -1,12 +1,7 @@
 //! The client and the providers against servers on this machine that check what they are sent, and
 //! misbehave.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::print_stdout,
-    reason = "a test may fail, and a benchmark may print"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -3,7 +3,7 @@
 use ragstone_core::Metadata;
 use serde_json::{Value, json};
 
-use crate::common::server::{Reply, TestServer, refusing_url};
+use crate::common::server::{Reply, Seen, TestServer, refusing_url};
 use crate::common::{connect, service};
 
 fn documents() -> Vec<Metadata> {
@@ -34,9 +34,7 @@ async fn successful_reranking_call() {
     assert_eq!(outcome.documents[0]["rerank_score"], 31.0);
     let seen = server.seen();
     assert_eq!(
-        seen.iter()
-            .map(super::common::server::Seen::path)
-            .collect::<Vec<_>>(),
+        seen.iter().map(Seen::path).collect::<Vec<_>>(),
         ["/health", "/rerank"]
     );
     assert!(
