@@ -35,6 +35,8 @@ pub enum Error {
     Closed,
     #[error("the disk is full")]
     DiskFull,
+    #[error("a long read still needs the write-ahead log")]
+    LogInUse,
     #[error("the write was rolled back: {0}")]
     RolledBack(String),
     #[error("a worker of the store stopped: {0}")]
@@ -77,6 +79,7 @@ impl From<Error> for StoreError {
             },
             Error::QueueFull => later("The store has too many writes waiting; try again soon", 1),
             Error::Closed => later("The store is shutting down", 5),
+            Error::LogInUse => later("A long read still needs the write-ahead log; try again soon", 1),
             Error::DiskFull => later("The disk that holds the data directory is full", 30),
             other => Self::Failed(Box::new(other)),
         }

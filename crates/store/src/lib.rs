@@ -14,6 +14,7 @@
 //! no file.
 
 mod error;
+mod faults;
 mod index;
 mod inspect;
 mod load;

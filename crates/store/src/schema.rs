@@ -129,6 +129,8 @@ pub(crate) fn open_writer(path: &Path) -> Result<Connection> {
          PRAGMA cache_size = -32000;
          PRAGMA temp_store = MEMORY;",
     )?;
+    // Nobody else writes, and a reader that still needs the log must not hold up the writer.
+    connection.busy_timeout(std::time::Duration::ZERO)?;
     connection.set_prepared_statement_cache_capacity(128);
     migrate(&mut connection)?;
     Ok(connection)

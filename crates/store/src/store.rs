@@ -14,6 +14,7 @@ use rusqlite::{Connection, OptionalExtension};
 use serde_json::Value;
 
 use crate::error::{Error, Result};
+use crate::faults::Faults;
 use crate::index::fields::FieldIndex;
 use crate::load::load_all;
 use crate::published::Published;
@@ -55,14 +56,18 @@ impl SqliteStore {
     /// Opens or creates the store in a data directory and loads its indexes. Blocks; a large store
     /// takes a second or two.
     pub fn open(directory: impl AsRef<Path>, options: StoreOptions) -> Result<Self> {
-        let directory = DataDirectory::open(directory.as_ref())?;
+        Self::open_with(directory.as_ref(), options, Faults::default())
+    }
+
+    pub(crate) fn open_with(directory: &Path, options: StoreOptions, faults: Faults) -> Result<Self> {
+        let directory = DataDirectory::open(directory)?;
         let connection = open_writer(&directory.database())?;
         let published = Arc::new(Published::new(load_all(&directory.database())?));
         let limits = QueueLimits {
             jobs: options.queued_writes.max(1),
             bytes: options.queued_bytes,
         };
-        let (writer, thread) = Writer::start(connection, published.clone(), limits)?;
+        let (writer, thread) = Writer::start(connection, published.clone(), faults, limits)?;
         Ok(Self {
             published,
             readers: Arc::new(Readers::new(directory.database(), options.readers)),

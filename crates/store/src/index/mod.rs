@@ -57,6 +57,13 @@ pub(crate) struct SnapshotParts {
     pub(crate) vectors: Option<Vectors>,
 }
 
+/// Whether a snapshot got rid of its empty slots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sealed {
+    AsItWas,
+    Renumbered,
+}
+
 /// Slots are renumbered when more than this many are empty and they outnumber the others.
 const EMPTY_SLOTS_KEPT: usize = 1024;
 
@@ -111,6 +118,10 @@ impl Snapshot {
         filter::matching(filter, &self.fields, &self.live)
     }
 
+    pub(crate) fn live(&self) -> &RoaringBitmap {
+        &self.live
+    }
+
     pub(crate) fn rowid(&self, slot: u32) -> Option<i64> {
         self.rowids.get(slot as usize)
     }
@@ -153,12 +164,13 @@ impl Snapshot {
     }
 
     /// Finishes what a transaction changed, before it is published.
-    pub(crate) fn seal(&mut self) -> Result<()> {
+    pub(crate) fn seal(&mut self) -> Result<Sealed> {
         self.keyword.seal()?;
-        if self.wants_renumbering() {
-            *self = self.renumbered();
+        if !self.wants_renumbering() {
+            return Ok(Sealed::AsItWas);
         }
-        Ok(())
+        *self = self.renumbered();
+        Ok(Sealed::Renumbered)
     }
 
     fn wants_renumbering(&self) -> bool {

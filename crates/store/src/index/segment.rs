@@ -3,7 +3,9 @@
 //! Words are sorted; the documents of a word are numbers local to the segment. What does change,
 //! which slot a local number stands for and whether it is still alive, is kept by the index.
 
-use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+
+use hashbrown::HashTable;
 
 use crate::error::Result;
 use crate::terms;
@@ -79,9 +81,59 @@ impl SegmentData {
 /// Gathers documents in the order of their local numbers.
 #[derive(Default)]
 pub(crate) struct SegmentBuilder {
-    numbers: HashMap<Box<str>, u32>,
+    words: Interner,
     postings: Vec<(u32, u16, u16)>,
     lengths: Vec<u32>,
+}
+
+/// Words and their numbers. They lie in one buffer and the table holds numbers only: with a string
+/// object per word, looking words up was most of the time it took to open a store.
+#[derive(Default)]
+struct Interner {
+    letters: String,
+    /// Where each word begins; it ends where the next one begins.
+    starts: Vec<u32>,
+    /// A part of the hash, to compare before the letters, and the number.
+    table: HashTable<(u32, u32)>,
+    hasher: RandomState,
+}
+
+impl Interner {
+    fn number(&mut self, word: &str) -> u32 {
+        let hash = self.hasher.hash_one(word);
+        let tag = (hash >> 32) as u32;
+        let (letters, starts) = (&self.letters, &self.starts);
+        let known = self.table.find(hash, |(other, number)| {
+            *other == tag && word_at(letters, starts, *number) == word
+        });
+        if let Some((_, number)) = known {
+            return *number;
+        }
+        let number = self.starts.len() as u32;
+        self.starts.push(self.letters.len() as u32);
+        self.letters.push_str(word);
+        let (letters, starts, hasher) = (&self.letters, &self.starts, &self.hasher);
+        self.table.insert_unique(hash, (tag, number), |(_, number)| {
+            hasher.hash_one(word_at(letters, starts, *number))
+        });
+        number
+    }
+
+    /// All words with their numbers, sorted.
+    fn sorted(&self) -> Vec<(&str, u32)> {
+        let mut words: Vec<(&str, u32)> = (0..self.starts.len() as u32)
+            .map(|number| (word_at(&self.letters, &self.starts, number), number))
+            .collect();
+        words.sort_unstable();
+        words
+    }
+}
+
+fn word_at<'a>(letters: &'a str, starts: &[u32], number: u32) -> &'a str {
+    let number = number as usize;
+    let start = starts.get(number).map_or(letters.len(), |start| *start as usize);
+    let end = starts.get(number + 1).map_or(letters.len(), |end| *end as usize);
+    letters.get(start..end).unwrap_or("")
 }
 
 impl SegmentBuilder {
@@ -93,14 +145,7 @@ impl SegmentBuilder {
     pub(crate) fn add(&mut self, encoded_terms: &[u8]) -> Result<u32> {
         let local = self.lengths.len() as u16;
         let length = terms::for_each(encoded_terms, |word, count| {
-            let number = match self.numbers.get(word) {
-                Some(number) => *number,
-                None => {
-                    let number = self.numbers.len() as u32;
-                    self.numbers.insert(word.into(), number);
-                    number
-                }
-            };
+            let number = self.words.number(word);
             let count = u16::try_from(count).unwrap_or(u16::MAX);
             self.postings.push((number, local, count));
         })?;
@@ -109,8 +154,7 @@ impl SegmentBuilder {
     }
 
     pub(crate) fn finish(self) -> SegmentData {
-        let mut words: Vec<(Box<str>, u32)> = self.numbers.into_iter().collect();
-        words.sort_unstable();
+        let words = self.words.sorted();
         // Places by counting: postings were added in the order of documents and stay so.
         let mut place_of_number = vec![0u32; words.len()];
         let mut frequency_of_number = vec![0u32; words.len()];
@@ -127,7 +171,7 @@ impl SegmentBuilder {
         for (word, number) in words {
             data.word_starts.push(data.letters.len() as u32);
             data.posting_starts.push(next);
-            data.letters.push_str(&word);
+            data.letters.push_str(word);
             place_of_number[number as usize] = next;
             next += frequency_of_number[number as usize];
         }

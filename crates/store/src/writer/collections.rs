@@ -5,6 +5,7 @@ use ragstone_core::{Collection, CollectionName, Metadata};
 
 use super::transaction::{Change, Transaction};
 use crate::error::{Error, Result};
+use crate::faults::FaultPoint;
 use crate::schema::vector_table;
 
 impl Transaction<'_> {
@@ -74,6 +75,7 @@ impl Transaction<'_> {
             .connection
             .prepare_cached("DELETE FROM documents WHERE collection = ?1")?
             .execute([collection])?;
+        self.fault(FaultPoint::WhileEmptying)?;
         self.connection
             .execute_batch(&format!("DROP TABLE IF EXISTS {}", vector_table(collection)))?;
         self.connection

@@ -8,8 +8,8 @@ use rusqlite::{OptionalExtension, params};
 
 use super::transaction::{Change, Transaction};
 use crate::error::{Error, Result};
-use crate::index::Indexed;
 use crate::index::vectors::normalise;
+use crate::index::{Indexed, Snapshot};
 use crate::schema::vector_table;
 use crate::terms::encode;
 
@@ -220,7 +220,25 @@ impl Transaction<'_> {
         }
     }
 
-    fn create_vector_table(&mut self, collection: i64, dimensions: usize) -> Result<()> {
+    /// Writes the vectors anew. A `vec0` table keeps the space of deleted vectors until all of a
+    /// chunk are gone, so when most are it is worth it.
+    pub(super) fn rewrite_vectors(&self, collection: i64, snapshot: &Snapshot) -> Result<()> {
+        let Some(vectors) = snapshot.vectors() else {
+            return Ok(());
+        };
+        let table = vector_table(collection);
+        self.connection.execute_batch(&format!("DROP TABLE {table}"))?;
+        self.create_vector_table(collection, vectors.dimensions())?;
+        let mut insert = self
+            .connection
+            .prepare(&format!("INSERT INTO {table} (rowid, embedding) VALUES (?1, ?2)"))?;
+        for slot in snapshot.live() {
+            insert.execute(params![snapshot.rowid(slot), vector_bytes(vectors.get(slot))])?;
+        }
+        Ok(())
+    }
+
+    fn create_vector_table(&self, collection: i64, dimensions: usize) -> Result<()> {
         self.connection.execute_batch(&format!(
             "CREATE VIRTUAL TABLE {} USING vec0(embedding float[{dimensions}])",
             vector_table(collection)

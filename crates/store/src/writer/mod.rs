@@ -9,8 +9,11 @@
 mod collections;
 mod documents;
 mod records;
+#[cfg(test)]
+mod tests;
 mod transaction;
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
@@ -21,6 +24,7 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use crate::error::{Error, Result};
+use crate::faults::Faults;
 use crate::published::Published;
 pub(crate) use documents::prepare;
 pub(crate) use transaction::Transaction;
@@ -63,6 +67,7 @@ impl Writer {
     pub(crate) fn start(
         connection: Connection,
         published: Arc<Published>,
+        faults: Faults,
         limits: QueueLimits,
     ) -> Result<(Self, JoinHandle<()>)> {
         let (queue, messages) = sync_channel(limits.jobs);
@@ -71,6 +76,7 @@ impl Writer {
         let mut thread = WriterThread {
             connection,
             published,
+            faults,
             queued_bytes: queued_bytes.clone(),
             record_clock,
             untidy: true,
@@ -114,7 +120,9 @@ impl Writer {
             self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
             return Err(error);
         }
-        answered.await.unwrap_or(Err(Error::Closed))
+        answered
+            .await
+            .unwrap_or_else(|_| Err(Error::Worker("the write was given up".into())))
     }
 
     /// Waits until freed space and the log are tidied up, as they are when the store is idle.
@@ -148,6 +156,7 @@ fn rolled_back(error: &Error) -> Error {
 struct WriterThread {
     connection: Connection,
     published: Arc<Published>,
+    faults: Faults,
     queued_bytes: Arc<AtomicUsize>,
     record_clock: i64,
     /// Something was written since the last tidying.
@@ -201,8 +210,15 @@ impl WriterThread {
             }
         }
         if !jobs.is_empty() {
-            self.commit(jobs);
+            // Before anybody is told that their write is done: whoever then writes again must not be
+            // refused because of it.
             self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            // A panic is a bug, but not one that should end all writing: the transaction is rolled
+            // back as it unwinds, nothing of it is published, and its callers are told.
+            let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| self.commit(jobs)));
+            if outcome.is_err() {
+                tracing::error!("a write panicked; its transaction was rolled back");
+            }
         }
         if let Some(answer) = flush {
             let _ = answer.send(self.tidy());
@@ -213,14 +229,18 @@ impl WriterThread {
     fn commit(&mut self, jobs: Vec<Job>) {
         self.untidy = true;
         let mut finishes: Vec<Finish> = Vec::with_capacity(jobs.len());
-        let outcome = Transaction::begin(&self.connection, &self.published, &mut self.record_clock).and_then(
-            |mut transaction| {
-                for job in jobs {
-                    finishes.push((job.run)(&mut transaction));
-                }
-                transaction.commit()
-            },
-        );
+        let outcome = Transaction::begin(
+            &self.connection,
+            &self.published,
+            &self.faults,
+            &mut self.record_clock,
+        )
+        .and_then(|mut transaction| {
+            for job in jobs {
+                finishes.push((job.run)(&mut transaction));
+            }
+            transaction.commit()
+        });
         let outcome = match outcome {
             Ok(changes) => Ok(self.published.publish(changes)),
             Err(error) => {
@@ -258,7 +278,7 @@ impl WriterThread {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        Ok(())
+        Err(Error::LogInUse)
     }
 
     /// Gives up to so many free pages back, and returns how many are left.

@@ -7,7 +7,8 @@ use ragstone_core::CollectionName;
 use rusqlite::{Connection, OptionalExtension};
 
 use crate::error::{Error, Result};
-use crate::index::{Indexed, Snapshot};
+use crate::faults::{FaultPoint, Faults};
+use crate::index::{Indexed, Sealed, Snapshot};
 use crate::published::Published;
 
 /// What a step changes in memory, once its part of the transaction has succeeded.
@@ -44,6 +45,7 @@ pub(crate) struct CollectionRow {
 pub(crate) struct Transaction<'a> {
     pub(super) connection: &'a Connection,
     published: &'a Published,
+    faults: &'a Faults,
     pub(super) record_clock: &'a mut i64,
     clock_at_start: i64,
     /// The next state of each collection that has one; `None` when it is gone.
@@ -58,12 +60,14 @@ impl<'a> Transaction<'a> {
     pub(super) fn begin(
         connection: &'a Connection,
         published: &'a Published,
+        faults: &'a Faults,
         record_clock: &'a mut i64,
     ) -> Result<Self> {
         connection.execute_batch("BEGIN IMMEDIATE")?;
         Ok(Self {
             connection,
             published,
+            faults,
             clock_at_start: *record_clock,
             record_clock,
             next: HashMap::new(),
@@ -136,12 +140,20 @@ impl<'a> Transaction<'a> {
 
     /// Finishes a changed collection and gives it its next version.
     fn seal(&self, collection: i64, mut snapshot: Snapshot) -> Result<Snapshot> {
-        snapshot.seal()?;
+        if snapshot.seal()? == Sealed::Renumbered {
+            self.rewrite_vectors(collection, &snapshot)?;
+        }
+        self.fault(FaultPoint::BeforeCommit)?;
         snapshot.version = self
             .connection
             .prepare_cached("UPDATE collections SET version = version + 1 WHERE id = ?1 RETURNING version")?
             .query_row([collection], |row| row.get(0))?;
         Ok(snapshot)
+    }
+
+    /// Fails here when a test has asked for it.
+    pub(super) fn fault(&self, point: FaultPoint) -> Result<()> {
+        self.faults.check(point)
     }
 
     pub(super) fn change(&mut self, collection: i64, change: Change) {

@@ -8,4 +8,5 @@ mod concurrency;
 mod deletion;
 mod model;
 mod opening;
+mod ranking;
 mod records;

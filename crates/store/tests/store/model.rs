@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use ragstone_core::analysis::{analyze_document, analyze_query};
+use ragstone_core::filter::Scalar;
 use ragstone_core::store::{
     MetadataUpdate, Page, SearchRequest, Selection, Store, StoreError, StoredDocument,
 };
@@ -260,14 +261,11 @@ async fn compare(store: &SqliteStore, model: &Model, filter: &Filter, query: &[f
                     Value::Array(elements) => elements.clone(),
                     other => vec![other.clone()],
                 })
-                .filter_map(|value| ragstone_core::filter::Scalar::from_json(&value))
+                .filter_map(|value| Scalar::from_json(&value))
                 .collect();
             values.sort();
             values.dedup();
-            let expected: Vec<Value> = values
-                .iter()
-                .map(ragstone_core::filter::Scalar::to_json)
-                .collect();
+            let expected: Vec<Value> = values.iter().map(Scalar::to_json).collect();
             assert_eq!(store.metadata_values(&docs, field).await.unwrap(), expected);
         }
     }

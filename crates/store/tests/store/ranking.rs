@@ -1,0 +1,157 @@
+//! Rankings worked out by hand.
+
+use std::collections::BTreeSet;
+
+use ragstone_core::fusion::{FusionWeights, StageRank};
+use ragstone_core::store::{SearchHit, SearchRequest, Store};
+use ragstone_core::{CollectionName, Filter, Metadata};
+use ragstone_store::SqliteStore;
+use serde_json::json;
+
+use crate::common::*;
+
+/// Four documents of 3, 1, 2 and 2 words: 8 in all, 2 on average.
+async fn filled(directory: &std::path::Path) -> (SqliteStore, CollectionName) {
+    let store = open(directory);
+    let docs = name("docs");
+    store.create_collection(&docs, Metadata::new()).await.unwrap();
+    let documents = vec![
+        stored("a", "wing wing flutter", json!({"even": true}), &[1.0, 0.0]),
+        stored("b", "wing", json!({"even": false}), &[0.8, 0.6]),
+        stored("c", "boundary layer", json!({"even": true}), &[0.6, 0.8]),
+        stored("d", "flutter boundary", json!({"even": false}), &[0.0, 1.0]),
+    ];
+    store.upsert(&docs, batch(documents)).await.unwrap();
+    (store, docs)
+}
+
+async fn hits(store: &SqliteStore, docs: &CollectionName, request: SearchRequest) -> Vec<SearchHit> {
+    store
+        .search(docs, SearchRequest { limit: 10, ..request })
+        .await
+        .unwrap()
+        .hits
+}
+
+fn ids(hits: &[SearchHit]) -> Vec<&str> {
+    hits.iter().map(|hit| hit.document.id.as_str()).collect()
+}
+
+#[tokio::test]
+async fn keyword_scores_are_those_of_bm25() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, docs) = filled(directory.path()).await;
+    let request = SearchRequest {
+        text: Some("wing flutter".into()),
+        ..SearchRequest::default()
+    };
+    let hits = hits(&store, &docs, request).await;
+    assert_eq!(ids(&hits), ["a", "b", "d"]);
+    // Both words are in two of four documents: idf = ln(1 + 2.5 / 2.5) = ln 2.
+    let idf = 2f64.ln();
+    // k1 = 1.2 and b = 0.75; a has 3 words, 1.5 times the average: 1.2 (0.25 + 0.75 · 1.5) = 1.65.
+    let a = idf * (2.0 * 2.2 / (2.0 + 1.65)) + idf * (2.2 / (1.0 + 1.65));
+    // b has one word, half the average: 1.2 (0.25 + 0.75 · 0.5) = 0.75; d has two: 1.2.
+    let b = idf * (2.2 / 1.75);
+    let d = idf * (2.2 / 2.2);
+    for (place, (hit, expected)) in hits.iter().zip([a, b, d]).enumerate() {
+        let StageRank { rank, score } = hit.trail.keyword.unwrap();
+        assert_eq!(rank, place + 1);
+        assert!((score - expected).abs() < 1e-5, "{score} {expected}");
+        assert_eq!((hit.trail.dense, hit.trail.fused), (None, None));
+    }
+}
+
+#[tokio::test]
+async fn hybrid_fuses_the_ranks_of_both() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, docs) = filled(directory.path()).await;
+    let request = SearchRequest {
+        vector: Some(vec![0.0, 1.0]),
+        text: Some("wing flutter".into()),
+        ..SearchRequest::default()
+    };
+    // By meaning d, c, b, a; by word a, b, d. Sums of 1 / (60 + rank):
+    // d 1/61 + 1/63, a 1/64 + 1/61, b 1/63 + 1/62, c 1/62.
+    let fused = hits(&store, &docs, request.clone()).await;
+    assert_eq!(ids(&fused), ["d", "a", "b", "c"]);
+    let best = &fused[0];
+    assert_eq!(best.distance, Some(0.0));
+    assert_eq!(best.trail.dense, Some(StageRank { rank: 1, score: 1.0 }));
+    assert_eq!(best.trail.keyword.unwrap().rank, 3);
+    let score = best.trail.fused.unwrap().score;
+    assert!((score - (1.0 / 61.0 + 1.0 / 63.0)).abs() < 1e-12);
+    // Found by word only or not, every hit has its distance.
+    let distances: Vec<f32> = fused.iter().map(|hit| hit.distance.unwrap()).collect();
+    for (distance, expected) in distances.iter().zip([0.0, 1.0, 0.4, 0.2]) {
+        assert!((distance - expected).abs() < 1e-6);
+    }
+
+    let by_word = SearchRequest {
+        weights: FusionWeights {
+            dense: 0.1,
+            keyword: 1.0,
+        },
+        ..request.clone()
+    };
+    assert_eq!(ids(&hits(&store, &docs, by_word).await), ["a", "b", "d", "c"]);
+    // a is the best by word, but too far away.
+    let near = SearchRequest {
+        max_distance: Some(0.5),
+        ..request
+    };
+    assert_eq!(ids(&hits(&store, &docs, near).await), ["d", "b", "c"]);
+}
+
+#[tokio::test]
+async fn a_filter_means_the_same_in_every_mode() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, docs) = filled(directory.path()).await;
+    let modes = [
+        (Some(vec![1.0, 1.0]), None),
+        (None, Some("wing flutter boundary".to_owned())),
+        (Some(vec![1.0, 1.0]), Some("wing flutter boundary".to_owned())),
+    ];
+    for (filter, expected) in [
+        (json!({"even": true}), vec!["a", "c"]),
+        (json!({"even": {"$ne": true}}), vec!["b", "d"]),
+        (json!({"odd": {"$exists": true}}), vec![]),
+        (json!({}), vec!["a", "b", "c", "d"]),
+    ] {
+        for (vector, text) in &modes {
+            let request = SearchRequest {
+                vector: vector.clone(),
+                text: text.clone(),
+                filter: Filter::parse(&filter).unwrap(),
+                ..SearchRequest::default()
+            };
+            let hits = hits(&store, &docs, request).await;
+            let found: BTreeSet<&str> = ids(&hits).into_iter().collect();
+            assert!(
+                found.iter().copied().eq(expected.iter().copied()),
+                "{filter} {found:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_empty_collection_and_a_large_limit_are_no_errors() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, docs) = filled(directory.path()).await;
+    let request = SearchRequest {
+        vector: Some(vec![1.0, 0.0]),
+        text: Some("wing".into()),
+        limit: 100_000,
+        ..SearchRequest::default()
+    };
+    assert_eq!(store.search(&docs, request.clone()).await.unwrap().hits.len(), 4);
+    let none = SearchRequest {
+        limit: 0,
+        ..request.clone()
+    };
+    assert_eq!(store.search(&docs, none).await.unwrap().hits, []);
+    store.empty(&docs).await.unwrap();
+    let outcome = store.search(&docs, request).await.unwrap();
+    assert_eq!((outcome.hits.len(), outcome.collection.count), (0, 0));
+}
