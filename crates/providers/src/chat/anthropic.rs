@@ -5,8 +5,8 @@ use futures::StreamExt;
 use ragstone_core::chat::{ChatError, ChatModel, ChatRequest, ChatStream};
 use serde_json::{Value, json};
 
-use super::sse;
 use super::translate::{self, AnswerHead, Speaker, Usage, refuse};
+use super::{Delivery, sse};
 use crate::http::{Call, ServiceClient};
 
 const API_VERSION: &str = "2023-06-01";
@@ -20,7 +20,7 @@ pub(super) struct AnthropicChat {
 }
 
 impl AnthropicChat {
-    fn call(&self, request: &ChatRequest, stream: bool) -> Result<Call, ChatError> {
+    fn call(&self, request: &ChatRequest, delivery: Delivery) -> Result<Call, ChatError> {
         let provider = self.client.service();
         let sampling = translate::sampling(&request.options, &[], provider)?;
         if sampling.temperature.is_some_and(|t| t > 1.0) {
@@ -44,7 +44,7 @@ impl AnthropicChat {
             "model": request.model.as_ref().unwrap_or(&self.model),
             "messages": messages,
             "max_tokens": sampling.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS),
-            "stream": stream,
+            "stream": delivery == Delivery::Streamed,
         });
         if !turns.system.is_empty() {
             body["system"] = turns.system.into();
@@ -95,7 +95,10 @@ impl ChatModel for AnthropicChat {
     }
 
     async fn complete(&self, request: ChatRequest) -> Result<Value, ChatError> {
-        let answer: Value = self.client.call_json(self.call(&request, false)?).await?;
+        let answer: Value = self
+            .client
+            .call_json(self.call(&request, Delivery::Whole)?)
+            .await?;
         let parts = answer
             .get("content")
             .and_then(Value::as_array)
@@ -114,7 +117,7 @@ impl ChatModel for AnthropicChat {
     }
 
     async fn stream(&self, request: ChatRequest) -> Result<ChatStream, ChatError> {
-        let bytes = self.client.open(self.call(&request, true)?).await?;
+        let bytes = self.client.open(self.call(&request, Delivery::Streamed)?).await?;
         let mut progress = Progress {
             head: AnswerHead::new("", request.model.as_deref().unwrap_or(&self.model)),
             usage: Usage::default(),

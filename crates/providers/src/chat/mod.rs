@@ -56,6 +56,13 @@ impl ChatBackend {
     }
 }
 
+/// How an answer is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Delivery {
+    Whole,
+    Streamed,
+}
+
 /// Everything a chat model behind an API is made of.
 #[derive(Debug, Clone)]
 pub struct ChatSettings {

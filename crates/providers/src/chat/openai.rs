@@ -5,7 +5,7 @@ use futures::StreamExt;
 use ragstone_core::chat::{ChatError, ChatModel, ChatRequest, ChatStream};
 use serde_json::Value;
 
-use super::sse;
+use super::{Delivery, sse};
 use crate::http::{Call, ServiceClient};
 
 #[derive(Debug)]
@@ -15,8 +15,9 @@ pub(super) struct OpenAiChat {
 }
 
 impl OpenAiChat {
-    fn call(&self, request: ChatRequest, stream: bool) -> Call {
+    fn call(&self, request: ChatRequest, delivery: Delivery) -> Call {
         let mut body = request.into_json(&self.model);
+        let stream = delivery == Delivery::Streamed;
         if stream || body.contains_key("stream") {
             body.insert("stream".into(), stream.into());
         }
@@ -35,7 +36,7 @@ impl ChatModel for OpenAiChat {
     }
 
     async fn complete(&self, request: ChatRequest) -> Result<Value, ChatError> {
-        let answer: Value = self.client.call_json(self.call(request, false)).await?;
+        let answer: Value = self.client.call_json(self.call(request, Delivery::Whole)).await?;
         if !answer.get("choices").is_some_and(Value::is_array) {
             return Err(self.client.bad_answer("it has no 'choices'").into());
         }
@@ -43,7 +44,7 @@ impl ChatModel for OpenAiChat {
     }
 
     async fn stream(&self, request: ChatRequest) -> Result<ChatStream, ChatError> {
-        let bytes = self.client.open(self.call(request, true)).await?;
+        let bytes = self.client.open(self.call(request, Delivery::Streamed)).await?;
         let client = self.client.clone();
         let mut finished = false;
         let events = sse::events(bytes, client.clone());

@@ -40,12 +40,15 @@ impl Breaker {
     pub(super) fn enter(&self) -> Result<Permit<'_>, Duration> {
         let mut state = self.lock();
         match *state {
-            State::Closed { .. } => Ok(self.permit(false)),
+            State::Closed { .. } => Ok(self.enter_anyway()),
             State::Open { until } => {
                 let left = until.saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     *state = State::Probing;
-                    Ok(self.permit(true))
+                    Ok(Permit {
+                        breaker: self,
+                        probe: true,
+                    })
                 } else {
                     Err(left)
                 }
@@ -56,11 +59,10 @@ impl Breaker {
 
     /// Lets a call pass in any state; its outcome counts all the same.
     pub(super) fn enter_anyway(&self) -> Permit<'_> {
-        self.permit(false)
-    }
-
-    fn permit(&self, probe: bool) -> Permit<'_> {
-        Permit { breaker: self, probe }
+        Permit {
+            breaker: self,
+            probe: false,
+        }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
