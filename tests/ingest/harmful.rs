@@ -14,7 +14,7 @@ fn error_of(source: &str, bytes: &[u8]) -> String {
     report["errors"][0]["error"].as_str().unwrap().to_owned()
 }
 
-/// One page whose content is compressed, and compressed again.
+/// One page with this content, which is packed as the filters say.
 fn pdf_with_page(content: &[u8], filters: &str) -> Vec<u8> {
     let mut file = b"%PDF-1.4\n1 0 obj\n<< /Type /Catalog /Pages 2 0 R >>\nendobj\n\
         2 0 obj\n<< /Type /Pages /Kids [3 0 R] /Count 1 >>\nendobj\n\
@@ -50,14 +50,18 @@ fn deflate(bytes: impl IntoIterator<Item = Vec<u8>>) -> Vec<u8> {
 
 #[test]
 fn a_pdf_that_unpacks_to_gigabytes_is_refused_by_a_limit() {
-    let unpacked = std::iter::repeat_n(vec![b' '; 1 << 20], 3000);
-    let bomb = pdf_with_page(&deflate([deflate(unpacked)]), "[/FlateDecode /FlateDecode]");
-    assert!(bomb.len() < 1 << 20);
-    let error = error_of("bomb.pdf", &bomb);
-    assert!(
-        error.contains("more memory") || error.contains("longer than") || error.contains("no text"),
-        "{error}"
-    );
+    // A page of nothing, and a page of operations, each far larger than what it is packed into.
+    let blank = std::iter::repeat_n(vec![b' '; 1 << 20], 3000);
+    let operations = std::iter::repeat_n(b"q Q ".repeat(1 << 18), 400);
+    for content in [deflate(blank), deflate(operations)] {
+        let bomb = pdf_with_page(&content, "/FlateDecode");
+        assert!(bomb.len() < 32 << 20);
+        let error = error_of("bomb.pdf", &bomb);
+        assert!(
+            error.contains("more memory") || error.contains("longer than"),
+            "{error}"
+        );
+    }
 }
 
 #[test]
@@ -69,9 +73,19 @@ fn a_pdf_page_tree_without_end_is_refused() {
 }
 
 #[test]
-fn html_that_is_nested_is_refused_by_a_limit() {
+fn html_that_is_nested_or_multiplies_is_refused_by_a_limit() {
     let error = error_of("deep.html", "<div>".repeat(500_000).as_bytes());
     assert!(error.contains("nested 500000 deep"), "{error}");
+    // Every paragraph takes over all the fonts that were left open in the one before.
+    let fonts: String = (0..1_500).map(|n| format!("<font size={n}>")).collect();
+    let error = error_of(
+        "many.html",
+        format!("<p>{fonts}{}", "<p>x".repeat(200_000)).as_bytes(),
+    );
+    assert!(
+        error.contains("more memory") || error.contains("longer than"),
+        "{error}"
+    );
 }
 
 #[test]

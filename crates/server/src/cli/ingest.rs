@@ -37,6 +37,10 @@ pub const READ_UNTRUSTED: &str = "read-untrusted";
 const STDIN: &str = "-";
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_TEXT_BYTES: u64 = 64 << 20;
+/// What a reader may take beside what its allocator reserves from the start, which is a gigabyte. Half
+/// of it is the stack that HTML is walked on.
+#[cfg(unix)]
+const MORE_DATA: u64 = 512 << 20;
 
 #[derive(Args)]
 pub struct IngestArgs {
@@ -135,7 +139,7 @@ fn confine() {
             current: Some(most),
             maximum: Some(most),
         };
-        let _ = setrlimit(Resource::Data, limit(data_bytes() + (1 << 30)));
+        let _ = setrlimit(Resource::Data, limit(data_bytes() + MORE_DATA));
         let _ = setrlimit(Resource::Cpu, limit(READ_TIMEOUT.as_secs()));
         let _ = setrlimit(Resource::Core, limit(0));
     }
