@@ -1,5 +1,7 @@
 //! Accepting connections, and stopping without breaking any.
 
+mod unread;
+
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,7 +64,7 @@ pub(crate) async fn serve(
             async move {
                 Ok::<_, Infallible>(
                     router
-                        .oneshot(request)
+                        .oneshot(unread::drained(request))
                         .await
                         .unwrap_or_else(|never| match never {}),
                 )
