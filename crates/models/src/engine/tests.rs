@@ -184,9 +184,13 @@ async fn dropping_the_engine_ends_its_threads_and_answers_who_waits() {
         .submit(model, (0..9).map(|id| sequence(id, 384)).collect())
         .unwrap();
     starts.recv().unwrap();
+    // Dropping waits for the batch that is being computed, which waits for its permit.
+    let dropping = tokio::task::spawn_blocking(move || drop(engine));
+    while !shared.lock().stopping {
+        tokio::task::yield_now().await;
+    }
     permit.send(()).unwrap();
-    drop(permit);
-    drop(engine);
+    dropping.await.unwrap();
     assert!(receiver.await.is_err());
     assert_eq!(Arc::strong_count(&shared), 1);
 }
