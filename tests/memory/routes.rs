@@ -230,7 +230,7 @@ async fn a_refused_text_is_marked_with_its_error_and_does_not_hold_up_the_others
         server.get("/memory/knowledge/good").await.ok()["embedding"],
         "embedded"
     );
-    let metrics = server.get("/metrics").await.text;
+    // Gauges are set when the worker counts, in its own time.
     for name in [
         "saves_total",
         "embedded_total",
@@ -239,10 +239,16 @@ async fn a_refused_text_is_marked_with_its_error_and_does_not_hold_up_the_others
         "lag_seconds",
         "queued",
     ] {
-        assert!(
-            metrics.contains(&format!("ragstone_memory_{name}")),
-            "{name} is not in:\n{metrics}"
-        );
+        let name = format!("ragstone_memory_{name}");
+        let mut metrics = server.get("/metrics").await.text;
+        for _ in 0..3_000 {
+            if metrics.contains(&name) {
+                break;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            metrics = server.get("/metrics").await.text;
+        }
+        assert!(metrics.contains(&name), "{name} is not in:\n{metrics}");
     }
 }
 

@@ -105,8 +105,9 @@ fn wrong_configuration_is_named_and_ends_with_78() {
         ("servr: {}", "servr"),
         ("server: {prt: 1}", "prt"),
         ("server: {limits: {topk: 3}}", "topk"),
-        ("server: {port: many}", "line 1 column 16"),
-        ("server: {port: 70000}", "line 1"),
+        ("server: {port: many}", "'server.port': line 1 column 16"),
+        ("server: {port: 70000}", "'server.port'"),
+        ("server: {limits: {topK: [3]}}", "'server.limits.topK'"),
         ("server: {limits: {topK: 0}}", "topK"),
         ("server: {limits: {headerSeconds: 0}}", "headerSeconds"),
         (

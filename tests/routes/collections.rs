@@ -56,12 +56,12 @@ async fn bad_bodies_are_refused_by_name() {
     for (body, named) in [
         (json!({}), "'name'"),
         (json!({"metadata": {}}), "'name'"),
-        (json!({"name": 5}), ""),
-        (json!({"name": null}), ""),
-        (json!({"name": ["a"]}), ""),
-        (json!({"name": "a", "metadata": "x"}), ""),
-        (json!({"name": "a", "metadata": [1]}), ""),
-        (json!({"name": "a", "embedding_model": 7}), ""),
+        (json!({"name": 5}), "'name"),
+        (json!({"name": null}), "'name"),
+        (json!({"name": ["a"]}), "'name"),
+        (json!({"name": "a", "metadata": "x"}), "'metadata"),
+        (json!({"name": "a", "metadata": [1]}), "'metadata"),
+        (json!({"name": "a", "embedding_model": 7}), "'embedding_model"),
         (json!([]), ""),
     ] {
         let detail = server.post("/collections", body.clone()).await.refused(400);

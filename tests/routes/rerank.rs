@@ -18,12 +18,12 @@ async fn bad_requests_are_400_and_named() {
     let document = json!([{"id": "a", "text": "t"}]);
     for (body, named) in [
         (json!({}), "'query'"),
-        (json!({"query": null, "documents": document}), ""),
-        (json!({"query": 5, "documents": document}), ""),
+        (json!({"query": null, "documents": document}), "'query"),
+        (json!({"query": 5, "documents": document}), "'query"),
         (json!({"query": "", "documents": document}), "'query'"),
         (json!({"query": " \n", "documents": document}), "'query'"),
-        (json!({"query": "q", "documents": "t"}), ""),
-        (json!({"query": "q", "documents": null}), ""),
+        (json!({"query": "q", "documents": "t"}), "'documents"),
+        (json!({"query": "q", "documents": null}), "'documents"),
         (
             json!({"query": "q", "documents": [{"id": "a", "text": "t"}, {"id": "b"}]}),
             "index 1",
@@ -32,7 +32,10 @@ async fn bad_requests_are_400_and_named() {
             json!({"query": "q", "documents": [{"id": "a", "text": null}]}),
             "index 0",
         ),
-        (json!({"query": "q", "documents": [{"id": "a", "text": 5}]}), ""),
+        (
+            json!({"query": "q", "documents": [{"id": "a", "text": 5}]}),
+            "'documents[0].text'",
+        ),
         (
             json!({"query": "q", "documents": document, "top_k": 0}),
             "'top_k'",
@@ -41,7 +44,10 @@ async fn bad_requests_are_400_and_named() {
             json!({"query": "q", "documents": document, "top_k": -1}),
             "'top_k'",
         ),
-        (json!({"query": "q", "documents": document, "top_k": "1"}), ""),
+        (
+            json!({"query": "q", "documents": document, "top_k": "1"}),
+            "'top_k'",
+        ),
     ] {
         let detail = server.post("/rerank", body.clone()).await.refused(400);
         assert!(detail.contains(named), "{body}: {detail}");
@@ -50,7 +56,10 @@ async fn bad_requests_are_400_and_named() {
         for (body, named) in [
             (json!({"documents": ["t"]}), "'query'"),
             (json!({"query": "q"}), "'documents'"),
-            (json!({"query": "q", "documents": [5]}), ""),
+            (
+                json!({"query": "q", "documents": [5]}),
+                "'documents[0]': expected a text or an object",
+            ),
             (json!({"query": "q", "documents": ["a", {}]}), "index 1"),
             (json!({"query": "q", "documents": ["t"], "top_n": 0}), "'top_n'"),
         ] {

@@ -97,9 +97,21 @@ impl FileConfig {
         if blank {
             return Ok(Self::default());
         }
-        serde_saphyr::from_str(text).map_err(|error| {
+        let mut place = None;
+        let parsed = serde_saphyr::with_deserializer_from_str(text, |deserializer| {
+            serde_path_to_error::deserialize(deserializer).map_err(|error| {
+                place = Some(error.path().to_string());
+                error.into_inner()
+            })
+        });
+        parsed.map_err(|error| {
             let message = error.to_string();
-            ConfigError(message.lines().next().unwrap_or("not valid YAML").to_owned())
+            let message = message.lines().next().unwrap_or("not valid YAML");
+            let message = message.trim_start_matches("error: ");
+            ConfigError(match place.filter(|place| place != ".") {
+                Some(place) => format!("'{place}': {message}"),
+                None => message.to_owned(),
+            })
         })
     }
 }

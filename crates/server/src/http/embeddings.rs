@@ -32,7 +32,10 @@ pub(super) struct OpenAiBody {
 }
 
 #[derive(Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "expected a text, a list of texts, a list of token ids, or a list of such lists"
+)]
 pub(super) enum Input {
     Text(String),
     Texts(Vec<String>),

@@ -61,7 +61,10 @@ pub(super) struct WeightsBody {
 }
 
 #[derive(Serialize, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "expected the name of a metadata field, or an object with 'field' and, optionally, 'max_chars'"
+)]
 pub enum ExpandBody {
     Field(String),
     Budget {

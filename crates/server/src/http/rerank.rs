@@ -96,7 +96,7 @@ pub(super) struct CompatibleRerankBody {
 }
 
 #[derive(Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a text or an object with a 'text'")]
 pub(super) enum TextOrObject {
     Text(String),
     Object { text: Option<String> },

@@ -28,7 +28,10 @@ struct Weights {
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "'expand' is the name of a metadata field, or an object with 'field' and, optionally, 'max_chars'"
+)]
 enum ExpandOption {
     Field(String),
     Budget { field: String, max_chars: Option<usize> },
