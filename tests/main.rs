@@ -18,6 +18,7 @@
 
 mod clients;
 mod durability;
+mod evaluation;
 mod gateway;
 mod ingest;
 mod memory;

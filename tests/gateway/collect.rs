@@ -213,3 +213,55 @@ async fn what_is_missing_or_wrong_is_named() {
         assert!(detail.contains(named), "{detail}");
     }
 }
+
+/// A service that embeds by itself is asked once, whatever the number of its collections; each is graded
+/// by its own thresholds, and one that is not there is a warning.
+#[tokio::test]
+async fn the_collections_of_another_service_are_asked_for_in_one_call() {
+    let Pair { near, far } = pair().await;
+    create(
+        &near,
+        "far",
+        "a",
+        json!({"match_threshold": 0.0, "partial_threshold": 0.0}),
+    )
+    .await;
+    create(&near, "far", "b", json!({"match_threshold": 2.0})).await;
+    add(&near, "far", "a", &FRUIT).await;
+    add(&near, "far", "b", &FRUIT[..1]).await;
+    let targets = json!([target("far", "a"), target("far", "b")]);
+    let body = json!({"user_message": FRUIT[2], "collections": targets, "top_k": 2});
+    let answer = collected(&near, body).await;
+    assert_eq!(answer["warnings"], json!([]));
+    let hits: Vec<(&str, &str)> = answer["results"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|hit| (hit["collection"].as_str().unwrap(), hit["id"].as_str().unwrap()))
+        .collect();
+    assert_eq!(hits[0], ("a", "a-2"));
+    assert_eq!(
+        answer["result"], "match",
+        "also a hit below the first two counts: {answer}"
+    );
+    let asked = |metrics: String| {
+        let line = metrics
+            .lines()
+            .find(|line| line.starts_with("ragstone_queries_total"))
+            .map(str::to_owned);
+        line.unwrap_or_default()
+    };
+    let line = asked(far.get("/metrics").await.text);
+    assert!(line.ends_with(" 1"), "{line}");
+
+    let targets = json!([target("far", "a"), target("far", "none"), target("far", "b")]);
+    let answer = collected(&near, json!({"user_message": FRUIT[2], "collections": targets})).await;
+    assert_eq!(answer["results"].as_array().unwrap().len(), 5, "{answer}");
+    let warnings = answer["warnings"].as_array().unwrap();
+    assert_eq!(warnings.len(), 1, "{answer}");
+    let warning = warnings[0].as_str().unwrap();
+    assert!(
+        warning.starts_with("far/none: ") && warning.contains("Collection 'none' not found"),
+        "{warning}"
+    );
+}

@@ -128,3 +128,16 @@ async fn a_4xx_passes_through_with_everything_it_says() {
     assert_eq!(answer.header("content-type"), "application/problem+json");
     assert_eq!(answer.header("retry-after"), "7");
 }
+
+#[tokio::test]
+async fn a_service_that_is_not_available_says_when_to_come_again() {
+    for (headers, seconds) in [("\r\nretry-after: 17", "17"), ("", "5")] {
+        let head = format!("503 Service Unavailable{headers}");
+        let url = answering(answer(&head, r#"{"detail":"db at 10.1 is full"}"#)).await;
+        let server = beside(&url).await;
+        let refused = server.get("/api/collections/c?service=bad").await;
+        assert_eq!(refused.header("retry-after"), seconds);
+        let detail = refused.refused(503);
+        assert!(detail.contains("'bad'") && !detail.contains("10."), "{detail}");
+    }
+}

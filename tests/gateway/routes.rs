@@ -371,3 +371,20 @@ async fn a_model_that_is_not_loaded_is_said_in_the_usual_words() {
         }
     }
 }
+
+#[tokio::test]
+async fn texts_longer_than_the_model_reads_are_named() {
+    let Pair { near, far: _far } = pair().await;
+    for service in ["local", "far"] {
+        create(&near, service, "c", json!({})).await;
+        let long = "word ".repeat(2000);
+        let documents = json!([{"id": "short", "text": "fox"}, {"id": "long", "text": long}]);
+        let body = json!({"service": service, "documents": documents});
+        let added = near.post("/api/collections/c/documents", body).await.ok();
+        assert_eq!(
+            (&added["ids"], &added["truncated"]),
+            (&json!(["short", "long"]), &json!(["long"])),
+            "{service}"
+        );
+    }
+}

@@ -296,6 +296,13 @@ async fn several_collections_at_once() {
         answer["collection_metadata"],
         json!({"c": {"title": "Numbers"}, "other": {"title": "Other"}})
     );
+    let each = json!({"collections": ["c", "other"], "query_embedding": vector(2), "top_k": 2, "per_collection": true});
+    let each = server.post("/query", each).await.ok();
+    assert_eq!(
+        each["results"].as_array().unwrap().len(),
+        3,
+        "two of one, all of the other: {each}"
+    );
     let failures = answer["failures"].as_array().unwrap();
     assert_eq!(failures.len(), 2, "{answer}");
     let of = |name: &str| {

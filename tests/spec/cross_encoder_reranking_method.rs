@@ -1,5 +1,12 @@
 //! Requirement: Cross-Encoder Reranking Method, seen through the gateway.
 
+use std::sync::{Arc, Mutex};
+
+use axum::extract::Path;
+use axum::http::StatusCode;
+use axum::response::IntoResponse;
+use axum::routing::{get, post};
+use axum::{Json, Router};
 use serde_json::{Value, json};
 
 use crate::support::{Server, Setup, fixtures, ids};
@@ -28,12 +35,14 @@ async fn reranking(far: Setup) -> (Server, Server) {
         .map(|(n, text)| json!({"id": format!("d{n}"), "text": text, "metadata": {"n": n, "tags": ["a"]}}))
         .collect();
     far.add("c", documents).await;
+    (in_front_of(&far.url("")).await, far)
+}
+
+async fn in_front_of(url: &str) -> Server {
     let yaml = format!(
-        "services: {{far: {{provider: chromadb-wrapper, url: {:?}, timeoutMs: 2000, retry: {{maxAttempts: 1}}}}}}",
-        far.url("")
+        "services: {{far: {{provider: chromadb-wrapper, url: {url:?}, timeoutMs: 2000, retry: {{maxAttempts: 1}}}}}}"
     );
-    let near = Setup::without_models().config(&yaml).start().await;
-    (near, far)
+    Setup::without_models().config(&yaml).start().await
 }
 
 fn with_cross_encoder() -> Setup {
@@ -140,4 +149,103 @@ async fn rag_service_unreachable() {
         answer["warnings"][0].as_str().unwrap().contains("far"),
         "{answer}"
     );
+}
+
+/// A service whose collections all have the same two documents, and which answers a call of /rerank
+/// with this status. What it is sent there is kept.
+async fn service_that_reranks_with(status: StatusCode) -> (String, Arc<Mutex<Vec<Value>>>) {
+    let sent: Arc<Mutex<Vec<Value>>> = Arc::default();
+    let kept = Arc::clone(&sent);
+    let reranked = move |Json(body): Json<Value>| async move {
+        let entry = |(rank, document): (usize, &Value)| json!({"id": document["id"], "score": rank, "original_rank": rank + 1});
+        let documents = body["documents"].as_array().cloned().unwrap_or_default();
+        let answer: Vec<Value> = documents.iter().enumerate().map(entry).rev().collect();
+        kept.lock().unwrap().push(body);
+        if status == StatusCode::OK {
+            Json(json!({"reranked": answer})).into_response()
+        } else {
+            (status, Json(json!({"detail": "the model is on fire"}))).into_response()
+        }
+    };
+    let hits = || json!([{"id": "same", "text": "one", "metadata": {"n": 1}, "distance": 0.1}, {"id": "other", "text": "two", "metadata": {}, "distance": 0.2}]);
+    let router = Router::new()
+        .route(
+            "/health",
+            get(|| async {
+                Json(json!({"status": "healthy", "cross_encoder": {"model": "m", "status": "loaded"}}))
+            }),
+        )
+        .route(
+            "/collections/{name}/query",
+            post(move |Path(_): Path<String>| async move {
+                Json(json!({"results": hits(), "collection_metadata": {}}))
+            }),
+        )
+        .route("/rerank", post(reranked));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    (format!("http://{address}"), sent)
+}
+
+async fn collect_two(near: &Server) -> Value {
+    let collections = json!([{"service": "far", "name": "a"}, {"service": "far", "name": "b"}]);
+    let body = json!({"user_message": "which?", "collections": collections, "rerank": true, "top_k": 4});
+    near.post("/api/rag/collect", body).await.ok()
+}
+
+/// Documents of two collections may have the same id, which says no more than none.
+#[tokio::test]
+async fn generate_fallback_document_ids() {
+    let (url, sent) = service_that_reranks_with(StatusCode::OK).await;
+    let near = in_front_of(&url).await;
+    let answer = collect_two(&near).await;
+    assert_eq!(answer["reranked"], true, "{answer}");
+    let call = sent.lock().unwrap()[0].clone();
+    assert_eq!(call["query"], "which?");
+    let mut made = ids(&call["documents"]);
+    made.sort_unstable();
+    made.dedup();
+    assert_eq!(made.len(), 4, "one id for each document: {call}");
+    assert!(made.iter().all(|id| !id.is_empty()), "{call}");
+    let texts: Vec<&str> = call["documents"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|document| document["text"].as_str().unwrap())
+        .collect();
+    assert_eq!(texts, ["one", "one", "two", "two"]);
+    // The order is turned around, and the documents have their own ids again.
+    assert_eq!(ids(&answer["results"]), ["other", "other", "same", "same"]);
+    assert_eq!(answer["results"][3]["collection"], "a");
+}
+
+#[tokio::test]
+async fn rerank_endpoint_returns_error() {
+    for status in [
+        StatusCode::SERVICE_UNAVAILABLE,
+        StatusCode::INTERNAL_SERVER_ERROR,
+        StatusCode::NOT_FOUND,
+    ] {
+        let (url, sent) = service_that_reranks_with(status).await;
+        let near = in_front_of(&url).await;
+        let answer = collect_two(&near).await;
+        assert_eq!(sent.lock().unwrap().len(), 1, "it was asked");
+        assert_eq!(answer["reranked"], false);
+        assert_eq!(
+            ids(&answer["results"]),
+            ["same", "same", "other", "other"],
+            "{answer}"
+        );
+        assert!(answer["results"][0].get("rerank_score").is_none());
+        let line = near.wait_for_log("documents are not reranked");
+        assert!(line.contains(&status.as_u16().to_string()), "{line}");
+        let warned = answer["warnings"].as_array().unwrap();
+        assert!(
+            warned
+                .iter()
+                .any(|warning| warning.as_str().unwrap().contains(&status.as_u16().to_string())),
+            "{answer}"
+        );
+    }
 }

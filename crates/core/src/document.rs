@@ -72,6 +72,15 @@ pub struct NewDocument {
     pub embedding: Option<Vec<f32>>,
 }
 
+/// What became of documents that were added.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Added {
+    /// In the order of the documents.
+    pub ids: Vec<DocumentId>,
+    /// Those of which the model read only the beginning.
+    pub truncated: Vec<DocumentId>,
+}
+
 /// Checks a vector's width and numbers. The message does not say whose vector it is.
 pub fn check_vector(vector: &[f32]) -> Result<(), InvalidInput> {
     if vector.is_empty() || vector.len() > MAX_DIMENSIONS {

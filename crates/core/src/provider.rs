@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::collection::{Collection, CollectionName};
-use crate::document::{Document, DocumentId, Metadata, NewDocument};
+use crate::document::{Added, Document, Metadata, NewDocument};
 use crate::error::InvalidInput;
 use crate::filter::Filter;
 use crate::model::ModelError;
@@ -53,12 +53,12 @@ pub trait RagProvider: Send + Sync {
     async fn delete_collection(&self, name: &CollectionName) -> Result<(), ProviderError>;
 
     /// Adds documents, replacing those whose id exists. Those without a vector are embedded by the
-    /// collection's model: either none has a vector or all have. Returns their ids, in order.
+    /// collection's model: either none has a vector or all have.
     async fn add_documents(
         &self,
         name: &CollectionName,
         documents: Vec<NewDocument>,
-    ) -> Result<Vec<DocumentId>, ProviderError>;
+    ) -> Result<Added, ProviderError>;
 
     /// One page of the documents that match, and how many match in all.
     async fn documents(
@@ -87,6 +87,17 @@ pub trait RagProvider: Send + Sync {
         name: &CollectionName,
         query: ProviderQuery,
     ) -> Result<ProviderAnswer, ProviderError>;
+
+    /// Searches several collections for the same: an answer for each, in their order, each with its own
+    /// best. A backend that can be asked for all of them in one call, and so embeds the query once, is.
+    async fn search_several(
+        &self,
+        names: &[CollectionName],
+        query: ProviderQuery,
+    ) -> Vec<Result<ProviderAnswer, ProviderError>> {
+        let searches = names.iter().map(|name| self.search(name, query.clone()));
+        futures::future::join_all(searches).await
+    }
 
     /// Orders documents by the backend's cross-encoder, best first, and cuts them to `top_k`.
     ///

@@ -222,8 +222,11 @@ async fn documents_come_back_as_they_were_added(provider: &dyn RagProvider) {
         .enumerate()
         .map(|(i, d)| with_vector(d.clone(), vector(i)))
         .collect();
-    let ids = ok(provider.add_documents(&name, added).await, "adding");
-    assert_eq!(ids, documents.iter().map(|d| d.id.clone()).collect::<Vec<_>>());
+    let added = ok(provider.add_documents(&name, added).await, "adding");
+    assert_eq!(
+        added.ids,
+        documents.iter().map(|d| d.id.clone()).collect::<Vec<_>>()
+    );
     let everything = Filter::everything();
     let page = ok(
         provider.documents(&name, &everything, EVERYTHING).await,

@@ -131,7 +131,7 @@ async fn more_documents_than_one_batch_takes(provider: &dyn RagProvider) {
     let added = provider
         .add_documents(&name, documents(6000, |i| json!({"third": i % 3, "l": [i % 2]})))
         .await;
-    assert_eq!(added.unwrap().len(), 6000);
+    assert_eq!(added.unwrap().ids.len(), 6000);
     let filter = Filter::parse(&json!({"third": {"$ne": 1}, "l": 0})).unwrap();
     let page = Page {
         limit: 2,

@@ -1,7 +1,7 @@
 //! Adding documents: with the vectors they bring, or embedded by the collection's model.
 
 use ragstone_core::collection::{Collection, CollectionName};
-use ragstone_core::document::{Document, DocumentId, NewDocument};
+use ragstone_core::document::{Added, Document, DocumentId, NewDocument};
 use ragstone_core::error::InvalidInput;
 use ragstone_core::model::{EmbedInput, Role};
 use ragstone_core::store::{DocumentBatch, StoredDocument};
@@ -11,13 +11,6 @@ use crate::error::ServiceError;
 use crate::models::embed_all;
 
 const NEEDS_EMBEDDINGS: &str = "All documents must include pre-computed embeddings";
-
-#[derive(Debug)]
-pub struct Added {
-    pub ids: Vec<DocumentId>,
-    /// Documents of which the model read only the beginning.
-    pub truncated: Vec<DocumentId>,
-}
 
 /// Stores all of the documents or none of them.
 pub async fn add(

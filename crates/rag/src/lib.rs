@@ -8,6 +8,7 @@ pub mod collect;
 pub mod conversations;
 pub mod documents;
 pub mod error;
+pub mod evaluate;
 pub mod gateway;
 pub mod ingest;
 pub mod jobs;

@@ -62,12 +62,21 @@ pub struct Query {
     /// The text's vector, where the client brings it.
     pub vector: Option<Vec<f32>>,
     pub top_k: usize,
+    pub top_k_of: TopK,
     pub filter: Filter,
     pub max_distance: Option<f32>,
     pub mode: Mode,
     pub weights: FusionWeights,
     pub rerank: bool,
     pub expand: Option<Expand>,
+}
+
+/// What `top_k` counts when several collections are searched.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum TopK {
+    #[default]
+    AllTogether,
+    EachCollection,
 }
 
 /// Which field makes documents siblings, and how much of their text is wanted.
@@ -294,7 +303,7 @@ async fn finish(service: &Service, query: &Query, answer: &mut Answer) -> Result
     if query.rerank {
         rerank(service, query, answer).await;
     }
-    answer.hits.truncate(query.top_k);
+    cut(&mut answer.hits, query);
     if let Some(expand) = &query.expand {
         let start = Instant::now();
         for hit in &mut answer.hits {
@@ -306,6 +315,20 @@ async fn finish(service: &Service, query: &Query, answer: &mut Answer) -> Result
         });
     }
     Ok(())
+}
+
+fn cut(hits: &mut Vec<Hit>, query: &Query) {
+    match query.top_k_of {
+        TopK::AllTogether => hits.truncate(query.top_k),
+        TopK::EachCollection => {
+            let mut kept: HashMap<CollectionName, usize> = HashMap::new();
+            hits.retain(|hit| {
+                let count = kept.entry(hit.collection.clone()).or_default();
+                *count += 1;
+                *count <= query.top_k
+            });
+        }
+    }
 }
 
 /// Leaves the order as it is, with a warning, when there is no reranker or it fails.

@@ -264,7 +264,7 @@ pub(crate) async fn open_local(
     Ok(Arc::new(embedder))
 }
 
-async fn load_reranker(
+pub(crate) async fn load_reranker(
     engine: &Engine,
     hub: &Hub,
     choice: Option<&CrossEncoderChoice>,

@@ -20,7 +20,12 @@ const SECONDS: [f64; 14] = [
 
 /// What is logged is set by `RAGSTONE_LOG`, in the syntax of the `env_filter` crate; `info` unless set.
 pub fn start_logs(format: LogFormat) {
-    let filter = EnvFilter::try_from_env("RAGSTONE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    start_logs_from("info", format);
+}
+
+/// The same with another level for when nothing is set.
+pub fn start_logs_from(level: &str, format: LogFormat) {
+    let filter = EnvFilter::try_from_env("RAGSTONE_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     let logs = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

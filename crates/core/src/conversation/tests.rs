@@ -39,6 +39,15 @@ fn a_pronoun_is_resolved_by_the_topic() {
     assert_eq!(plan.variants[1].text, "Does it integrate with OpenShift AI?");
 }
 
+/// However little the two have in common by the model.
+#[test]
+fn it_refers_to_what_was_said() {
+    let state = after(&[("Which vector databases does the platform support?", 0.0)]);
+    let plan = next_plan(&state, "Does it integrate with OpenShift AI?", Some(0.11));
+    assert_eq!(plan.standing, Standing::Continues);
+    assert!(plan.topic.contains("vector databases"), "{}", plan.topic);
+}
+
 #[test]
 fn a_new_subject_is_searched_for_alone_first() {
     let state = after(&[

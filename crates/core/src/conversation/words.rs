@@ -5,29 +5,28 @@
 
 use std::collections::HashSet;
 
-/// Pronouns for people and things. They refer to something, but people also begin with them, about
-/// what they have before their eyes.
-const PERSONAL: &[&str] = &[
-    "he",
-    "her",
-    "hers",
-    "herself",
-    "him",
-    "himself",
-    "his",
+/// Pronouns for one person. They refer to somebody, but people also begin with them, about whom they
+/// have before their eyes.
+const PERSONAL: &[&str] = &["he", "her", "hers", "herself", "him", "himself", "his", "she"];
+
+/// Words that point at what was said. Hardly anybody opens a subject with one of them, nor with a
+/// pronoun for a thing.
+const POINTING: &[&str] = &[
     "it",
     "its",
     "itself",
-    "she",
+    "such",
+    "that",
     "their",
     "theirs",
     "them",
     "themselves",
+    "there",
+    "these",
     "they",
+    "this",
+    "those",
 ];
-
-/// Words that point at what was said.
-const POINTING: &[&str] = &["such", "that", "there", "these", "this", "those"];
 
 /// Words that add to what was said.
 const ADDING: &[&str] = &[
@@ -293,7 +292,7 @@ mod tests {
 
     #[test]
     fn cues_are_whole_words() {
-        let cues = cues("Did THEY break his other theremin, and that?");
+        let cues = cues("Did SHE break his other theremin, and that?");
         assert!(cues.personal && cues.pointing && cues.adding);
         assert_eq!(
             cues.content,

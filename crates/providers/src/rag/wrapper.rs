@@ -1,13 +1,13 @@
 //! Any server that speaks the service routes of Ragstone, Ragstone itself included.
 
+mod search;
+
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use ragstone_core::document::NewDocument;
-use ragstone_core::error::InvalidInput;
+use ragstone_core::document::{Added, NewDocument};
 use ragstone_core::provider::{
-    Capability, Health, HealthStatus, ProviderAnswer, ProviderError, ProviderHit, ProviderQuery, RagProvider,
-    Reranked,
+    Capability, Health, HealthStatus, ProviderAnswer, ProviderError, ProviderQuery, RagProvider, Reranked,
 };
 use ragstone_core::store::{DocumentPage, MetadataUpdate, Page, Selection};
 use ragstone_core::{Collection, CollectionName, Document, DocumentId, Filter, Metadata};
@@ -127,6 +127,8 @@ struct DocumentsBody {
 #[derive(Deserialize)]
 struct AddedBody {
     ids: Vec<String>,
+    #[serde(default)]
+    truncated: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -142,32 +144,6 @@ struct EmptiedBody {
 #[derive(Deserialize)]
 struct ValuesBody {
     values: Vec<Value>,
-}
-
-#[derive(Deserialize)]
-struct HitBody {
-    id: String,
-    #[serde(default)]
-    text: Option<String>,
-    #[serde(default)]
-    metadata: Option<Metadata>,
-    #[serde(default)]
-    distance: Option<f32>,
-    #[serde(default)]
-    score: Option<f64>,
-    #[serde(flatten)]
-    extra: Metadata,
-}
-
-#[derive(Deserialize)]
-struct QueryBody {
-    results: Vec<HitBody>,
-    #[serde(default)]
-    collection_metadata: Option<Metadata>,
-    #[serde(default)]
-    warnings: Vec<String>,
-    #[serde(flatten)]
-    extra: Metadata,
 }
 
 impl Wrapper {
@@ -194,19 +170,6 @@ impl Wrapper {
             id: self.read_id(body.id)?,
             text: body.text.unwrap_or_default(),
             metadata: body.metadata.unwrap_or_default(),
-        })
-    }
-
-    fn read_hit(&self, hit: HitBody) -> Result<ProviderHit, ProviderError> {
-        Ok(ProviderHit {
-            document: self.read_document(DocumentBody {
-                id: hit.id,
-                text: hit.text,
-                metadata: hit.metadata,
-            })?,
-            distance: hit.distance,
-            score: hit.score,
-            extra: hit.extra,
         })
     }
 }
@@ -292,7 +255,7 @@ impl RagProvider for Wrapper {
         &self,
         name: &CollectionName,
         documents: Vec<NewDocument>,
-    ) -> Result<Vec<DocumentId>, ProviderError> {
+    ) -> Result<Added, ProviderError> {
         // Ids are always sent, so that adding twice is adding once.
         let documents: Vec<Value> = documents
             .into_iter()
@@ -312,7 +275,15 @@ impl RagProvider for Wrapper {
             let reason = format!("{} ids for {} documents", body.ids.len(), documents.len());
             return Err(self.client.bad_answer(reason).into());
         }
-        body.ids.into_iter().map(|id| self.read_id(id)).collect()
+        let read = |ids: Vec<String>| {
+            ids.into_iter()
+                .map(|id| self.read_id(id))
+                .collect::<Result<_, ProviderError>>()
+        };
+        Ok(Added {
+            ids: read(body.ids)?,
+            truncated: read(body.truncated)?,
+        })
     }
 
     async fn documents(
@@ -386,35 +357,15 @@ impl RagProvider for Wrapper {
         name: &CollectionName,
         query: ProviderQuery,
     ) -> Result<ProviderAnswer, ProviderError> {
-        if query.text.is_none() && query.vector.is_none() {
-            return Err(InvalidInput::new("'query' or 'query_embedding' is required").into());
-        }
-        let mut body = query.options;
-        body.insert("top_k".into(), query.top_k.into());
-        if let Some(text) = query.text {
-            body.insert("query".into(), text.into());
-        }
-        if let Some(vector) = query.vector {
-            body.insert("query_embedding".into(), vector.into());
-        }
-        if !query.filter.is_everything() {
-            body.insert("where".into(), filter_to_json(&query.filter));
-        }
-        if let Some(max_distance) = query.max_distance {
-            body.insert("max_distance".into(), max_distance.into());
-        }
-        let call = Call::post(Self::path(name, "/query")).json(&body);
-        let answer: QueryBody = self.client.call_json(call).await?;
-        Ok(ProviderAnswer {
-            hits: answer
-                .results
-                .into_iter()
-                .map(|hit| self.read_hit(hit))
-                .collect::<Result<_, _>>()?,
-            collection_metadata: answer.collection_metadata.unwrap_or_default(),
-            warnings: answer.warnings,
-            extra: answer.extra,
-        })
+        self.search_one(name, query).await
+    }
+
+    async fn search_several(
+        &self,
+        names: &[CollectionName],
+        query: ProviderQuery,
+    ) -> Vec<Result<ProviderAnswer, ProviderError>> {
+        self.search_at_once(names, query).await
     }
 
     async fn rerank(&self, query: &str, documents: Vec<Metadata>, top_k: Option<usize>) -> Reranked {

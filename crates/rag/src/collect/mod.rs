@@ -101,11 +101,7 @@ pub async fn collect(models: &Models, request: &Request) -> Collected {
         .iter()
         .map(|query| QueryVectors::new(models, &query.text))
         .collect();
-    let mut searches = Vec::with_capacity(request.targets.len());
-    for target in &request.targets {
-        searches.push(search(target, request, &vectors));
-    }
-    let found = join_all(searches).await;
+    let found = search(request, &vectors).await;
     let mut collected = merge::merge(request, found);
     collected.embedding_cache_hits = vectors.iter().map(QueryVectors::report_hits).sum();
     if request.rerank {
@@ -118,29 +114,72 @@ pub async fn collect(models: &Models, request: &Request) -> Collected {
     collected
 }
 
-/// The answers of one collection to every query of the plan, in their order.
+/// Collections that are searched by one call.
+struct Batch<'a> {
+    service: &'a NamedService,
+    names: Vec<CollectionName>,
+    /// Where they stand among the targets.
+    places: Vec<usize>,
+}
+
+/// A service that embeds by itself gets all its collections in one call, and so embeds a query once.
+/// Where the vector is made here, each collection is given its own, by the model it names.
+fn batches(targets: &[Target]) -> Vec<Batch<'_>> {
+    let mut batches: Vec<Batch<'_>> = Vec::new();
+    for (place, target) in targets.iter().enumerate() {
+        let known = batches
+            .iter_mut()
+            .find(|batch| batch.service.name == target.service.name && !batch.service.embeds_here());
+        match known {
+            Some(batch) => {
+                batch.names.push(target.name.clone());
+                batch.places.push(place);
+            }
+            None => batches.push(Batch {
+                service: &target.service,
+                names: vec![target.name.clone()],
+                places: vec![place],
+            }),
+        }
+    }
+    batches
+}
+
+/// The answers of every collection, in their order, to every query of the plan, in theirs. All of
+/// them are asked at the same time.
 async fn search(
-    target: &Target,
     request: &Request,
     vectors: &[QueryVectors<'_>],
-) -> Vec<Result<ProviderAnswer, ProviderError>> {
-    let mut searches = Vec::with_capacity(vectors.len());
-    for (query, vectors) in request.plan.queries.iter().zip(vectors) {
-        searches.push(search_for(query, target, request, vectors));
+) -> Vec<Vec<Result<ProviderAnswer, ProviderError>>> {
+    let batches = batches(&request.targets);
+    let mut searches = Vec::with_capacity(batches.len() * vectors.len());
+    for batch in &batches {
+        for (query, vectors) in request.plan.queries.iter().zip(vectors) {
+            searches.push(search_for(query, batch, request, vectors));
+        }
     }
-    join_all(searches).await
+    let mut answers = join_all(searches).await.into_iter();
+    let mut found: Vec<Vec<_>> = request.targets.iter().map(|_| Vec::new()).collect();
+    for batch in &batches {
+        for answers in answers.by_ref().take(vectors.len()) {
+            for (place, answer) in batch.places.iter().zip(answers) {
+                found[*place].push(answer);
+            }
+        }
+    }
+    found
 }
 
 async fn search_for(
     query: &QueryVariant,
-    target: &Target,
+    batch: &Batch<'_>,
     request: &Request,
     vectors: &QueryVectors<'_>,
-) -> Result<ProviderAnswer, ProviderError> {
-    let mode = request.mode.of(&target.service);
+) -> Vec<Result<ProviderAnswer, ProviderError>> {
+    let mode = request.mode.of(batch.service);
     let vector = match mode {
         Mode::Keyword => None,
-        Mode::Dense | Mode::Hybrid => vector(target, vectors).await,
+        Mode::Dense | Mode::Hybrid => vector(batch, vectors).await,
     };
     // Where the text is not embedded any more, only its words are of use.
     let by_word = mode == Mode::Keyword || (mode == Mode::Hybrid && vector.is_some());
@@ -156,16 +195,14 @@ async fn search_for(
         options,
         ..ProviderQuery::default()
     };
-    target.service.backend.search(&target.name, query).await
+    batch.service.backend.search_several(&batch.names, query).await
 }
 
 /// The query's vector where this process makes it. Whatever stands in the way of that (no such
 /// collection, no such model) is for the search itself to say.
-async fn vector(target: &Target, vectors: &QueryVectors<'_>) -> Option<Vec<f32>> {
-    if !target.service.embeds_here() {
-        return None;
-    }
-    let collection = target.service.backend.collection(&target.name).await.ok()?;
+async fn vector(batch: &Batch<'_>, vectors: &QueryVectors<'_>) -> Option<Vec<f32>> {
+    let name = batch.names.first().filter(|_| batch.service.embeds_here())?;
+    let collection = batch.service.backend.collection(name).await.ok()?;
     vectors.get(&collection).await.ok()
 }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use async_trait::async_trait;
 use ragstone_core::collection::{Collection, CollectionName};
-use ragstone_core::document::{DocumentId, Metadata, NewDocument};
+use ragstone_core::document::{Added, Metadata, NewDocument};
 use ragstone_core::error::InvalidInput;
 use ragstone_core::filter::Filter;
 use ragstone_core::provider::{
@@ -125,8 +125,8 @@ impl RagProvider for LocalProvider {
         &self,
         name: &CollectionName,
         documents: Vec<NewDocument>,
-    ) -> Result<Vec<DocumentId>, ProviderError> {
-        Ok(documents::add(&self.service, name, documents).await?.ids)
+    ) -> Result<Added, ProviderError> {
+        Ok(documents::add(&self.service, name, documents).await?)
     }
 
     async fn documents(

@@ -2,6 +2,7 @@
 //! and in the commands.
 
 mod doctor;
+mod eval;
 pub mod ingest;
 mod models;
 mod query;
@@ -46,6 +47,8 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     /// Read, split, embed and store files, folders and rows
     Ingest(Box<ingest::IngestArgs>),
+    /// Measure how well search finds what people judged relevant
+    Eval(eval::EvalArgs),
     /// Parse a file from standard input, within limits; used by the program itself
     #[command(hide = true, name = ingest::READ_UNTRUSTED)]
     ReadUntrusted { kind: String },
@@ -162,6 +165,7 @@ pub fn run() -> ExitCode {
         Command::Query(args) => query::run(&args),
         Command::Doctor(args) => return doctor::run(&args),
         Command::Ingest(args) => ingest::run(&args),
+        Command::Eval(args) => eval::run(&args),
         Command::ReadUntrusted { kind } => ingest::read_untrusted(&kind),
         Command::Models(command) => models::run(command),
         Command::Completions { shell } => {

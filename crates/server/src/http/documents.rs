@@ -3,11 +3,12 @@
 use axum::Json;
 use axum::extract::State;
 use ragstone_core::collection::CollectionName;
-use ragstone_core::document::{Document, DocumentId, Metadata, NewDocument, RawDocument, check_documents};
+use ragstone_core::document::{
+    Added, Document, DocumentId, Metadata, NewDocument, RawDocument, check_documents,
+};
 use ragstone_core::error::InvalidInput;
 use ragstone_core::filter::Filter;
 use ragstone_core::store::{DocumentPage, Page, Selection, StoreError};
-use ragstone_rag::documents::Added;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;

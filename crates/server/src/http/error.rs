@@ -222,6 +222,9 @@ impl From<ProviderError> for ApiError {
     }
 }
 
+/// When to come again, where a service that is not available does not say.
+const DEFAULT_RETRY: Duration = Duration::from_secs(5);
+
 /// A 4xx is the client's to mend, so it passes on as it came; anything else that is no answer is the
 /// service's fault.
 impl From<CallError> for ApiError {
@@ -239,6 +242,11 @@ impl From<CallError> for ApiError {
                     passed_on: Some(answer),
                     ..Self::new(status, "")
                 },
+                // Not now is no failure: the client is told to come again, as the service would have.
+                Ok(status) if status == StatusCode::SERVICE_UNAVAILABLE => Self::busy(
+                    format!("Service '{}' cannot do this at the moment", answer.service),
+                    answer.retry_after.unwrap_or(DEFAULT_RETRY),
+                ),
                 // What another server says about its failure is for the log.
                 _ => Self::new(
                     StatusCode::BAD_GATEWAY,

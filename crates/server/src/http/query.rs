@@ -8,7 +8,7 @@ use ragstone_core::error::InvalidInput;
 use ragstone_core::filter::Filter;
 use ragstone_core::fusion::{FusionWeights, StageRank};
 use ragstone_core::provider::ProviderQuery;
-use ragstone_rag::search::{self, Answer, Expand, Hit, Mode, Query};
+use ragstone_rag::search::{self, Answer, Expand, Hit, Mode, Query, TopK};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::ToSchema;
@@ -36,6 +36,8 @@ pub(super) struct QueryBody {
     query_embedding: Option<Vec<f32>>,
     /// How many results; 3 unless given.
     top_k: Option<i64>,
+    /// With several collections: `top_k` results of each of them instead of all together.
+    per_collection: Option<bool>,
     /// Only documents that pass this filter.
     #[serde(rename = "where")]
     #[schema(value_type = Option<Object>)]
@@ -164,6 +166,11 @@ impl QueryBody {
             text: self.query,
             vector: self.query_embedding,
             top_k,
+            top_k_of: if self.per_collection.unwrap_or(false) {
+                TopK::EachCollection
+            } else {
+                TopK::AllTogether
+            },
             filter: Filter::parse(&self.filter.unwrap_or(Value::Null))?,
             max_distance,
             mode: self.mode.as_deref().map_or(Ok(Mode::Dense), Mode::parse)?,

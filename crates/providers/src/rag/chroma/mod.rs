@@ -24,7 +24,7 @@ mod write;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use ragstone_core::document::NewDocument;
+use ragstone_core::document::{Added, NewDocument};
 use ragstone_core::error::InvalidInput;
 use ragstone_core::model::Embedder;
 use ragstone_core::provider::{
@@ -32,7 +32,7 @@ use ragstone_core::provider::{
     list_models,
 };
 use ragstone_core::store::{DocumentPage, MetadataUpdate, Page, Selection};
-use ragstone_core::{Collection, CollectionName, DocumentId, Filter, Metadata};
+use ragstone_core::{Collection, CollectionName, Filter, Metadata};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -271,7 +271,7 @@ impl RagProvider for Chroma {
         &self,
         name: &CollectionName,
         documents: Vec<NewDocument>,
-    ) -> Result<Vec<DocumentId>, ProviderError> {
+    ) -> Result<Added, ProviderError> {
         self.add(name, documents).await
     }
 

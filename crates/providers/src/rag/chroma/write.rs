@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use ragstone_core::document::NewDocument;
+use ragstone_core::document::{Added, NewDocument};
 use ragstone_core::error::InvalidInput;
 use ragstone_core::model::{EmbedInput, Role};
 use ragstone_core::provider::ProviderError;
@@ -24,7 +24,7 @@ impl Chroma {
         &self,
         name: &CollectionName,
         documents: Vec<NewDocument>,
-    ) -> Result<Vec<DocumentId>, ProviderError> {
+    ) -> Result<Added, ProviderError> {
         if documents.is_empty() {
             return Err(InvalidInput::new("Documents array is required").into());
         }
@@ -33,9 +33,9 @@ impl Chroma {
             .into_iter()
             .map(|new| (new.document, new.embedding))
             .unzip();
-        let vectors = match given.iter().filter(|vector| vector.is_some()).count() {
+        let (vectors, truncated) = match given.iter().filter(|vector| vector.is_some()).count() {
             0 => self.embed(&record, &documents).await?,
-            some if some == documents.len() => given.into_iter().flatten().collect(),
+            some if some == documents.len() => (given.into_iter().flatten().collect(), Vec::new()),
             _ => {
                 return Err(InvalidInput::new(
                     "All documents must include pre-computed embeddings, or none of them",
@@ -48,17 +48,27 @@ impl Chroma {
             check_width(name, width, vector.len())?;
         }
         self.store(&record, &documents, &vectors).await?;
-        Ok(documents.into_iter().map(|document| document.id).collect())
+        Ok(Added {
+            ids: documents.into_iter().map(|document| document.id).collect(),
+            truncated,
+        })
     }
 
+    /// The vectors, and which documents the model read only the beginning of.
     async fn embed(
         &self,
         record: &CollectionRecord,
         documents: &[Document],
-    ) -> Result<Vec<Vec<f32>>, ProviderError> {
+    ) -> Result<(Vec<Vec<f32>>, Vec<DocumentId>), ProviderError> {
         let texts: Vec<EmbedInput> = documents.iter().map(|d| d.text.clone().into()).collect();
         let embedded = self.embedder(record)?.embed(texts, Role::Passage).await?;
-        Ok(embedded.into_iter().map(|embedding| embedding.vector).collect())
+        let truncated = documents.iter().zip(&embedded);
+        let truncated = truncated
+            .filter(|(_, embedding)| embedding.truncated)
+            .map(|(document, _)| document.id.clone())
+            .collect();
+        let vectors = embedded.into_iter().map(|embedding| embedding.vector).collect();
+        Ok((vectors, truncated))
     }
 
     async fn store(

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::as_written;
-use crate::search::{Answer, Expand, Hit, Mode, Query};
+use crate::search::{Answer, Expand, Hit, Mode, Query, TopK};
 
 /// What may stand in the options of a query, besides what is ignored.
 #[derive(Default, Deserialize)]
@@ -63,6 +63,7 @@ pub(super) fn read(query: ProviderQuery) -> Result<(Query, Explain), InvalidInpu
         text: query.text,
         vector: query.vector,
         top_k: query.top_k,
+        top_k_of: TopK::default(),
         filter: query.filter,
         max_distance: query.max_distance,
         mode: options.mode.as_deref().map_or(Ok(Mode::Dense), Mode::parse)?,

@@ -3,7 +3,6 @@
 use axum::Json;
 use axum::extract::State;
 use ragstone_core::provider::ProviderError;
-use ragstone_rag::documents::Added;
 
 use super::super::documents::{
     AddDocuments, DeleteDocuments, DocumentList, DocumentsAdded, DocumentsDeleted, Emptied, MetadataValues,
@@ -35,14 +34,8 @@ pub(crate) async fn add(
 ) -> Result<Json<DocumentsAdded>, ApiError> {
     let service = named(&state, body.service.as_deref())?;
     let documents = body.check(&state.limits)?;
-    let ids = service.backend.add_documents(&name, documents).await?;
-    Ok(Json(DocumentsAdded::new(
-        &name,
-        Added {
-            ids,
-            truncated: Vec::new(),
-        },
-    )))
+    let added = service.backend.add_documents(&name, documents).await?;
+    Ok(Json(DocumentsAdded::new(&name, added)))
 }
 
 /// Get documents of a service's collection by their metadata.

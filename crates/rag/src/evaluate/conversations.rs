@@ -1,0 +1,295 @@
+//! Questions in conversations: what the server makes of them, against what else could be searched for.
+
+use std::sync::Arc;
+
+use futures::{StreamExt, TryStreamExt};
+use ragstone_core::collection::CollectionName;
+use ragstone_core::filter::Filter;
+use ragstone_core::fusion::FusionWeights;
+use ragstone_core::measures::{Judgements, measure};
+
+use super::dialogues::{Dialogue, DialogueTurn, spliced};
+use super::modes::scored;
+use crate::Service;
+use crate::collect::{ModeChoice, Plan, Request, Target, by_topic, collect};
+use crate::conversations::{ConversationId, Conversations, advance, now};
+use crate::error::ServiceError;
+use crate::gateway::{LOCAL, LocalProvider, NamedService};
+use crate::search::{Mode, Query, TopK, search};
+
+/// The measure looks no deeper.
+const TOP_K: usize = 10;
+/// So many conversations are held at once, which gives the model batches to work on.
+const AT_ONCE: usize = 8;
+
+/// What is searched for when a user has typed something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wording {
+    /// The message alone.
+    LastTurn,
+    /// All that the user has typed in this conversation.
+    AllTurns,
+    /// What the server makes of it when it is told which conversation the message belongs to.
+    Ours,
+    /// The message with everything put in that it refers to, by a person.
+    Rewrite,
+}
+
+impl Wording {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::LastTurn => "last turn alone",
+            Self::AllTurns => "all turns joined",
+            Self::Ours => "ours",
+            Self::Rewrite => "human rewrite",
+        }
+    }
+}
+
+/// One kind of turns, and how well each wording finds what they are about.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Group {
+    pub name: &'static str,
+    pub turns: usize,
+    pub rows: Vec<Row>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Row {
+    pub wording: Wording,
+    /// Mean nDCG@10 of `/query` in hybrid mode, where the wording is one text.
+    pub query: Option<f64>,
+    /// Mean nDCG@10 of `/api/rag/collect`.
+    pub collect: f64,
+}
+
+/// Where in a conversation a turn stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    First,
+    FollowUp,
+    AfterChange,
+    LaterAfterChange,
+}
+
+impl Place {
+    const ALL: [Place; 4] = [
+        Place::FollowUp,
+        Place::First,
+        Place::AfterChange,
+        Place::LaterAfterChange,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::First => "first turns",
+            Self::FollowUp => "follow-up turns",
+            Self::AfterChange => "turns right after a change of subject",
+            Self::LaterAfterChange => "later turns after a change of subject",
+        }
+    }
+
+    /// A first turn is all turns so far, and the subject before a change is not what is asked about.
+    fn wordings(self) -> &'static [Wording] {
+        match self {
+            Self::First => &[Wording::LastTurn, Wording::Ours, Wording::Rewrite],
+            _ => &[
+                Wording::LastTurn,
+                Wording::AllTurns,
+                Wording::Ours,
+                Wording::Rewrite,
+            ],
+        }
+    }
+}
+
+/// The nDCG@10 of one wording of one turn.
+struct Measured {
+    place: Place,
+    wording: Wording,
+    query: Option<f64>,
+    collect: f64,
+}
+
+/// One conversation to hold: what is said before the turns that count, and what these are about.
+struct Script<'a> {
+    id: String,
+    before: &'a [DialogueTurn],
+    turns: &'a [DialogueTurn],
+    relevant: &'a Judgements,
+}
+
+/// Holds every dialogue as it is, and spliced to others so that it changes its subject.
+pub async fn evaluate_conversations(
+    service: &Service,
+    conversations: &Conversations,
+    name: &CollectionName,
+    dialogues: &[Dialogue],
+) -> Result<Vec<Group>, ServiceError> {
+    let target = Target {
+        service: NamedService {
+            name: LOCAL.to_owned(),
+            provider: LOCAL.to_owned(),
+            backend: Arc::new(LocalProvider::new(service.clone())),
+        },
+        name: name.clone(),
+    };
+    let whole = dialogues.iter().enumerate().map(|(number, dialogue)| Script {
+        id: format!("whole {number}"),
+        before: &[],
+        turns: &dialogue.turns,
+        relevant: &dialogue.relevant,
+    });
+    let changing = spliced(dialogues)
+        .into_iter()
+        .enumerate()
+        .map(|(number, spliced)| Script {
+            id: format!("spliced {number}"),
+            before: spliced.before,
+            turns: &spliced.after.turns,
+            relevant: &spliced.after.relevant,
+        });
+    // A loop, not a closure: see `collect::finish::expand`.
+    let mut held = Vec::new();
+    for script in whole.chain(changing) {
+        held.push(hold(service, conversations, &target, script));
+    }
+    let measured: Vec<Vec<Measured>> = futures::stream::iter(held)
+        .buffer_unordered(AT_ONCE)
+        .try_collect()
+        .await?;
+    let measured: Vec<Measured> = measured.into_iter().flatten().collect();
+    Ok(Place::ALL
+        .into_iter()
+        .map(|place| group(place, &measured))
+        .filter(|group| group.turns > 0)
+        .collect())
+}
+
+fn group(place: Place, measured: &[Measured]) -> Group {
+    let of = |wording: Wording| {
+        measured
+            .iter()
+            .filter(move |one| one.place == place && one.wording == wording)
+    };
+    let rows = place.wordings().iter().filter_map(|&wording| {
+        let count = of(wording).count();
+        let mean = |values: f64| values / count as f64;
+        (count > 0).then(|| Row {
+            wording,
+            query: of(wording).map(|one| one.query).sum::<Option<f64>>().map(mean),
+            collect: mean(of(wording).map(|one| one.collect).sum()),
+        })
+    });
+    Group {
+        name: place.name(),
+        turns: of(Wording::Ours).count(),
+        rows: rows.collect(),
+    }
+}
+
+/// Says everything in turn, and measures what each turn that counts finds.
+async fn hold(
+    service: &Service,
+    conversations: &Conversations,
+    target: &Target,
+    script: Script<'_>,
+) -> Result<Vec<Measured>, ServiceError> {
+    let id = ConversationId::parse(script.id.as_str())?;
+    let mut said: Vec<&str> = Vec::new();
+    for turn in script.before {
+        advance(conversations, &id, &turn.user, now()).await?;
+        said.push(&turn.user);
+    }
+    let mut measured = Vec::new();
+    for (number, turn) in script.turns.iter().enumerate() {
+        let place = match (script.before.is_empty(), number) {
+            (true, 0) => Place::First,
+            (true, _) => Place::FollowUp,
+            (false, 0) => Place::AfterChange,
+            (false, _) => Place::LaterAfterChange,
+        };
+        let plan = advance(conversations, &id, &turn.user, now()).await?;
+        said.push(&turn.user);
+        for &wording in place.wordings() {
+            let text = match wording {
+                Wording::LastTurn => Some(turn.user.clone()),
+                Wording::AllTurns => Some(said.join(" ")),
+                Wording::Ours => None,
+                Wording::Rewrite => match &turn.rewrite {
+                    Some(rewrite) => Some(rewrite.clone()),
+                    None => continue,
+                },
+            };
+            let plan = match &text {
+                Some(text) => by_topic(text, None, None),
+                None => plan.clone(),
+            };
+            measured.push(Measured {
+                place,
+                wording,
+                query: match text {
+                    Some(text) => Some(queried(service, target, text, script.relevant).await?),
+                    None => None,
+                },
+                collect: collected(service, target, plan, script.relevant).await?,
+            });
+        }
+    }
+    Ok(measured)
+}
+
+/// As `/api/rag/collect` does it in a conversation.
+async fn collected(
+    service: &Service,
+    target: &Target,
+    plan: Plan,
+    relevant: &Judgements,
+) -> Result<f64, ServiceError> {
+    let request = Request {
+        plan,
+        targets: vec![target.clone()],
+        top_k: TOP_K,
+        mode: ModeChoice::Best,
+        rerank: false,
+        reranker: Arc::clone(&target.service.backend),
+        expand: None,
+    };
+    let collected = collect(&service.models, &request).await;
+    if let Some(warning) = collected.warnings.into_iter().next() {
+        return Err(ragstone_core::model::ModelError::Failed(warning).into());
+    }
+    let found = collected
+        .hits
+        .into_iter()
+        .map(|hit| hit.document.id.into_string());
+    Ok(ndcg(&found.collect::<Vec<_>>(), relevant))
+}
+
+/// As `/query` does it.
+async fn queried(
+    service: &Service,
+    target: &Target,
+    text: String,
+    relevant: &Judgements,
+) -> Result<f64, ServiceError> {
+    let query = Query {
+        text: Some(text),
+        vector: None,
+        top_k: TOP_K,
+        top_k_of: TopK::default(),
+        filter: Filter::default(),
+        max_distance: None,
+        mode: Mode::Hybrid,
+        weights: FusionWeights::default(),
+        rerank: false,
+        expand: None,
+    };
+    let answer = search(service, &target.name, &query.check()?).await?;
+    let found = answer.hits.into_iter().map(|hit| hit.document.id.into_string());
+    Ok(ndcg(&found.collect::<Vec<_>>(), relevant))
+}
+
+fn ndcg(found: &[String], relevant: &Judgements) -> f64 {
+    measure(&scored(found), relevant).ndcg_10
+}

@@ -1,0 +1,211 @@
+//! `ragstone eval`: how well search finds what people judged to be relevant.
+//!
+//! The documents go into a store of their own, which is gone afterwards, and are searched by the same
+//! functions that serve requests.
+
+mod show;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context;
+use clap::Args;
+use ragstone_core::collection::CollectionName;
+use ragstone_core::records::Records;
+use ragstone_core::store::Store;
+use ragstone_models::config::LocalEntry;
+use ragstone_models::default_model;
+use ragstone_rag::conversations::{Conversations, DEFAULT_TTL};
+use ragstone_rag::evaluate::{
+    self, Corpus, Half, ModeResult, Setting, evaluate_conversations, evaluate_mode, read_benchmark,
+    read_corpus, read_dialogues,
+};
+use ragstone_rag::search::Mode;
+use ragstone_rag::{Models, Service};
+use ragstone_store::{SqliteStore, StoreOptions};
+use tempfile::TempDir;
+
+use super::block_on;
+use crate::config::{self, Flags, Layers};
+use crate::{startup, telemetry};
+
+const COLLECTION: &str = "evaluation";
+
+#[derive(Args)]
+pub(super) struct EvalArgs {
+    /// A folder with corpus.jsonl, queries.jsonl and qrels.tsv, as BEIR has them; with --conversations,
+    /// one with corpus.jsonl and dialogs.jsonl
+    #[arg(value_name = "DIR")]
+    folder: PathBuf,
+    /// Measure questions in conversations instead of modes of search
+    #[arg(long, conflicts_with_all = ["runs", "cross_encoder", "cross_encoder_path"])]
+    conversations: bool,
+    /// Which half of the dialogues to measure: the one that the method was tuned on, or the other
+    #[arg(long, value_enum, default_value = "reported", requires = "conversations")]
+    half: HalfChoice,
+    /// The embedding model: a Hugging Face id or a directory [default: the built-in default model]
+    #[arg(long, value_name = "MODEL")]
+    model: Option<String>,
+    /// Also measure with this cross-encoder, from the Hugging Face hub [env: CROSS_ENCODER_MODEL]
+    #[arg(long, value_name = "NAME")]
+    cross_encoder: Option<String>,
+    /// Also measure with a cross-encoder from a directory [env: CROSS_ENCODER_PATH]
+    #[arg(long, value_name = "DIR")]
+    cross_encoder_path: Option<PathBuf>,
+    /// Write the rankings into this folder, one file a mode, in the format of TREC runs
+    #[arg(long, value_name = "DIR")]
+    runs: Option<PathBuf>,
+    /// JSON even in a terminal; in a pipe it always is
+    #[arg(long)]
+    json: bool,
+    /// Compute threads of the models [default: one per core; env: RAGSTONE_THREADS]
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum HalfChoice {
+    Reported,
+    Tuning,
+}
+
+impl From<HalfChoice> for Half {
+    fn from(choice: HalfChoice) -> Self {
+        match choice {
+            HalfChoice::Reported => Self::Reported,
+            HalfChoice::Tuning => Self::Tuning,
+        }
+    }
+}
+
+pub(super) fn run(args: &EvalArgs) -> anyhow::Result<()> {
+    // Thousands of searches are no news: what a server tells about each of them is left out.
+    telemetry::start_logs_from("warn", telemetry::LogFormat::Text);
+    if args.conversations {
+        block_on(run_conversations(args))
+    } else {
+        block_on(run_modes(args))
+    }
+}
+
+/// What is measured with. The folder of the store is deleted when this is dropped.
+struct Bench {
+    service: Service,
+    store: Arc<SqliteStore>,
+    collection: CollectionName,
+    model: String,
+    _folder: TempDir,
+}
+
+async fn run_modes(args: &EvalArgs) -> anyhow::Result<()> {
+    let benchmark = read_benchmark(&args.folder)?;
+    let documents = benchmark.corpus.documents.len();
+    let bench = bench(args, benchmark.corpus).await?;
+    let reranking = bench.service.models.reranker().is_ok();
+    let mut results: Vec<ModeResult> = Vec::new();
+    for mode in Mode::ALL {
+        for rerank in [false, true].into_iter().filter(|rerank| reranking || !rerank) {
+            let setting = Setting { mode, rerank };
+            eprintln!("{} …", show::setting_name(setting));
+            let queries = &benchmark.queries;
+            let result = evaluate_mode(&bench.service, &bench.collection, queries, setting).await?;
+            if let Some(folder) = &args.runs {
+                show::write_run(folder, &result)?;
+            }
+            results.push(result);
+        }
+    }
+    let facts = show::Facts {
+        model: &bench.model,
+        documents,
+        asked: benchmark.queries.len(),
+    };
+    show::modes(&facts, &results, args.json)?;
+    bench.close().await
+}
+
+async fn run_conversations(args: &EvalArgs) -> anyhow::Result<()> {
+    let dialogues = read_dialogues(&args.folder)?;
+    let corpus = read_corpus(&args.folder)?;
+    let documents = corpus.documents.len();
+    let half = Half::from(args.half);
+    let dialogues = half.of(dialogues);
+    let bench = bench(args, corpus).await?;
+    let conversations = Conversations {
+        records: Arc::clone(&bench.store) as Arc<dyn Records>,
+        models: Arc::clone(&bench.service.models),
+        chat: None,
+        ttl: DEFAULT_TTL,
+    };
+    eprintln!("Holding {} dialogues …", dialogues.len());
+    let groups =
+        evaluate_conversations(&bench.service, &conversations, &bench.collection, &dialogues).await?;
+    let facts = show::Facts {
+        model: &bench.model,
+        documents,
+        asked: dialogues.len(),
+    };
+    show::conversations(&facts, half, &groups, args.json)?;
+    bench.close().await
+}
+
+async fn bench(args: &EvalArgs, corpus: Corpus) -> anyhow::Result<Bench> {
+    let models = load_models(args).await?;
+    let model = models
+        .default_embedder()
+        .map(|embedder| embedder.info().name.clone())
+        .unwrap_or_default();
+    let folder = tempfile::tempdir().context("no temporary folder can be made")?;
+    let store = Arc::new(SqliteStore::open(folder.path(), StoreOptions::default())?);
+    let service = Service {
+        store: Arc::clone(&store) as Arc<dyn Store>,
+        models: Arc::new(models),
+    };
+    let collection = CollectionName::parse(COLLECTION)?;
+    if corpus.empty > 0 {
+        eprintln!("{} documents have no text and are left out.", corpus.empty);
+    }
+    eprintln!("Embedding {} documents …", corpus.documents.len());
+    evaluate::load(&service, &collection, corpus).await?;
+    Ok(Bench {
+        service,
+        store,
+        collection,
+        model,
+        _folder: folder,
+    })
+}
+
+impl Bench {
+    async fn close(self) -> anyhow::Result<()> {
+        self.store.close().await.context("the store could not be closed")
+    }
+}
+
+async fn load_models(args: &EvalArgs) -> anyhow::Result<Models> {
+    let settings = config::build(Layers {
+        flags: Flags {
+            cross_encoder: args.cross_encoder.clone(),
+            cross_encoder_path: args.cross_encoder_path.clone(),
+            threads: args.threads,
+            no_embeddings: true,
+            ..Flags::default()
+        },
+        env: &config::process_env,
+        file: config::FileConfig::default(),
+    })?;
+    let (engine, hub) = (startup::engine(&settings), startup::hub()?);
+    let path = args.model.as_deref().unwrap_or(default_model::ID);
+    let entry = LocalEntry {
+        id: COLLECTION.to_owned(),
+        path: path.to_owned(),
+        version: None,
+        normalize: None,
+    };
+    let embedder = startup::open_local(&engine, &hub, &entry).await?;
+    let reranker = match settings.cross_encoder.as_ref().filter(|_| !args.conversations) {
+        Some(choice) => startup::load_reranker(&engine, &hub, Some(choice)).await?,
+        None => None,
+    };
+    Ok(Models::new(vec![embedder], reranker))
+}
