@@ -46,11 +46,7 @@ fn labelled(folder: &Path) -> PathBuf {
     let mut judged = "query-id\tcorpus-id\tscore\n".to_owned();
     for query in 0..15 {
         for k in 0..20 {
-            let grade = if query == 13 {
-                0
-            } else {
-                (query + k) as i32 % 5 - 1
-            };
+            let grade = if query == 13 { 0 } else { (query + k) % 5 - 1 };
             judged.push_str(&format!("q{query}\td{}\t{grade}\n", (query * 31 + k * 13) % 150));
         }
     }

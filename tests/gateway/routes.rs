@@ -366,7 +366,9 @@ async fn a_model_that_is_not_loaded_is_said_in_the_usual_words() {
                 "Embedding model 'gone' not loaded. Available models: tiny"
             );
         } else {
-            let detail = add("m").await.refused(502);
+            let refused = add("m").await;
+            assert_eq!(refused.header("retry-after"), "5");
+            let detail = refused.refused(503);
             assert!(detail.contains("'far'") && detail.contains("503"), "{detail}");
         }
     }

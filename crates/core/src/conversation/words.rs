@@ -5,27 +5,28 @@
 
 use std::collections::HashSet;
 
-/// Pronouns for one person. They refer to somebody, but people also begin with them, about whom they
-/// have before their eyes.
-const PERSONAL: &[&str] = &["he", "her", "hers", "herself", "him", "himself", "his", "she"];
-
-/// Words that point at what was said. Hardly anybody opens a subject with one of them, nor with a
-/// pronoun for a thing.
-const POINTING: &[&str] = &[
-    "it",
-    "its",
-    "itself",
-    "such",
-    "that",
+/// Pronouns for people. They refer to somebody, but people also begin with them, about whom they have
+/// before their eyes.
+const PERSONAL: &[&str] = &[
+    "he",
+    "her",
+    "hers",
+    "herself",
+    "him",
+    "himself",
+    "his",
+    "she",
     "their",
     "theirs",
     "them",
     "themselves",
-    "there",
-    "these",
     "they",
-    "this",
-    "those",
+];
+
+/// Words that point at what was said, the pronoun for a thing among them: nobody opens a subject with
+/// "it".
+const POINTING: &[&str] = &[
+    "it", "its", "itself", "such", "that", "there", "these", "this", "those",
 ];
 
 /// Words that add to what was said.

@@ -11,6 +11,9 @@ use serde_json::Value;
 use super::{Collected, CollectedHit, Grade, Request, Target, Thresholds};
 use crate::search::Mode;
 
+/// Where a hit says how it stood in each ranking; asked for here, and no part of the answer.
+const EXPLAIN: &str = "explain";
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
     /// Distances to one query can be compared between collections.
@@ -48,6 +51,8 @@ pub(super) fn merge(request: &Request, found: Vec<Vec<Result<ProviderAnswer, Pro
                 .into_iter()
                 .filter_map(|(place, _)| places.get_mut(place)?.take())
                 .collect();
+            // What stood too low in every ranking to be compared comes last.
+            hits.extend(places.into_iter().flatten());
         }
     }
     Collected {
@@ -93,18 +98,29 @@ impl QueryRankings {
         .map(|(hits, zero)| ScoredRanking { hits, weight, zero })
     }
 
-    fn add(&mut self, key: usize, place: usize, hit: &ProviderHit) {
+    /// A hybrid search also gives a distance to what its words found, far down by meaning. Such a hit
+    /// would stretch the scale that the others are compared on, so only the first `depth` of each
+    /// ranking count, as if the two had been asked for one by one.
+    fn add(&mut self, key: usize, place: usize, hit: &ProviderHit, depth: usize) {
         let by_word = hit.extra.get("keyword_score").and_then(Value::as_f64);
-        if let Some(distance) = hit.distance {
+        if let Some(distance) = hit.distance.filter(|_| is_within(hit, "dense", depth)) {
             self.by_meaning.push((key, -f64::from(distance)));
         }
-        if let Some(score) = by_word {
+        if let Some(score) = by_word.filter(|_| is_within(hit, "keyword", depth)) {
             self.by_word.push((key, score));
         }
         if hit.distance.is_none() && by_word.is_none() {
             self.by_place.push((key, -(place as f64)));
         }
     }
+}
+
+/// Whether a hit is among the first of one ranking. Where the backend does not say, it is.
+fn is_within(hit: &ProviderHit, ranking: &str, depth: usize) -> bool {
+    hit.extra.get(EXPLAIN).is_none_or(|stages| {
+        let rank = stages.get(ranking).and_then(|stage| stage.get("rank")?.as_u64());
+        rank.is_some_and(|rank| rank <= depth as u64)
+    })
 }
 
 impl Merged {
@@ -136,9 +152,10 @@ impl Merged {
             });
             let rankings = &mut self.rankings[index];
             rankings.weight = query.weight;
-            for (place, hit) in answer.hits.into_iter().enumerate() {
+            for (place, mut hit) in answer.hits.into_iter().enumerate() {
                 let key = *known.entry(hit.document.id.clone()).or_insert(self.hits.len());
-                rankings.add(key, place, &hit);
+                rankings.add(key, place, &hit, super::depth(request));
+                hit.extra.remove(EXPLAIN);
                 match self.hits.get_mut(key) {
                     Some(before) => keep_nearer(before, &hit, thresholds),
                     None => self.hits.push(collected(target, hit, thresholds)),

@@ -188,6 +188,10 @@ async fn search_for(
     if mode != Mode::Dense {
         options.insert("mode".into(), mode.name().into());
     }
+    if mode == Mode::Hybrid {
+        // Merging wants to know which of the two rankings a hit is from.
+        options.insert("explain".into(), true.into());
+    }
     let query = ProviderQuery {
         text: Some(text.clone()),
         vector,
@@ -206,6 +210,7 @@ async fn vector(batch: &Batch<'_>, vectors: &QueryVectors<'_>) -> Option<Vec<f32
     vectors.get(&collection).await.ok()
 }
 
+/// How many hits each ranking is asked for.
 fn depth(request: &Request) -> usize {
     if request.rerank || merge::order(request) == merge::Order::Fused {
         (request.top_k * DEPTH_FACTOR)

@@ -89,16 +89,20 @@ impl Place {
         }
     }
 
-    /// A first turn is all turns so far, and the subject before a change is not what is asked about.
     fn wordings(self) -> &'static [Wording] {
         match self {
+            // It is all the turns there are.
             Self::First => &[Wording::LastTurn, Wording::Ours, Wording::Rewrite],
-            _ => &[
+            Self::FollowUp => &[
                 Wording::LastTurn,
                 Wording::AllTurns,
                 Wording::Ours,
                 Wording::Rewrite,
             ],
+            // The turns are those of the whole dialogues, where the rewrite was measured.
+            Self::AfterChange | Self::LaterAfterChange => {
+                &[Wording::LastTurn, Wording::AllTurns, Wording::Ours]
+            }
         }
     }
 }

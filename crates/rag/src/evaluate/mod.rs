@@ -8,6 +8,7 @@ mod conversations;
 mod dialogues;
 mod folder;
 mod modes;
+mod remembered;
 
 use ragstone_core::collection::{CollectionName, EMBEDDING_MODEL};
 use ragstone_core::document::{Metadata, NewDocument};
@@ -16,6 +17,7 @@ pub use conversations::{Group, Row, Wording, evaluate_conversations};
 pub use dialogues::{Dialogue, DialogueTurn, Half, read_dialogues};
 pub use folder::{Benchmark, Corpus, JudgedQuery, read_benchmark, read_corpus};
 pub use modes::{DEPTH, Latency, ModeResult, Ranking, Setting, evaluate_mode};
+pub use remembered::Remembered;
 
 use crate::Service;
 use crate::error::ServiceError;

@@ -17,8 +17,8 @@ use ragstone_models::config::LocalEntry;
 use ragstone_models::default_model;
 use ragstone_rag::conversations::{Conversations, DEFAULT_TTL};
 use ragstone_rag::evaluate::{
-    self, Corpus, Half, ModeResult, Setting, evaluate_conversations, evaluate_mode, read_benchmark,
-    read_corpus, read_dialogues,
+    self, Corpus, Half, ModeResult, Remembered, Setting, evaluate_conversations, evaluate_mode,
+    read_benchmark, read_corpus, read_dialogues,
 };
 use ragstone_rag::search::Mode;
 use ragstone_rag::{Models, Service};
@@ -202,7 +202,10 @@ async fn load_models(args: &EvalArgs) -> anyhow::Result<Models> {
         version: None,
         normalize: None,
     };
-    let embedder = startup::open_local(&engine, &hub, &entry).await?;
+    let mut embedder = startup::open_local(&engine, &hub, &entry).await?;
+    if args.conversations {
+        embedder = Arc::new(Remembered::new(embedder));
+    }
     let reranker = match settings.cross_encoder.as_ref().filter(|_| !args.conversations) {
         Some(choice) => startup::load_reranker(&engine, &hub, Some(choice)).await?,
         None => None,

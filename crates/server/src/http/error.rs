@@ -244,7 +244,10 @@ impl From<CallError> for ApiError {
                 },
                 // Not now is no failure: the client is told to come again, as the service would have.
                 Ok(status) if status == StatusCode::SERVICE_UNAVAILABLE => Self::busy(
-                    format!("Service '{}' cannot do this at the moment", answer.service),
+                    format!(
+                        "Service '{}' answered with status 503: it cannot do this at the moment",
+                        answer.service
+                    ),
                     answer.retry_after.unwrap_or(DEFAULT_RETRY),
                 ),
                 // What another server says about its failure is for the log.
