@@ -103,7 +103,7 @@ impl Records for SqliteStore {
     ) -> Result<Vec<Record>, StoreError> {
         let kind = kind.to_owned();
         Ok(self
-            .write(256, move |transaction| {
+            .write(limit.saturating_mul(256), move |transaction| {
                 transaction.claim_records(&kind, limit, now, lease_until)
             })
             .await?)

@@ -81,17 +81,18 @@ pub(super) fn backoff(options: &BufferOptions, failures: u32) -> Duration {
 }
 
 pub(super) async fn round(worker: Arc<Worker>, claimed: Vec<Claimed>, lease_ends: Instant) {
-    let oldest = claimed.iter().map(|claimed| claimed.stored.saved_at).min();
-    let calls = into_batches(claimed, worker.options.batch)
+    let parts = into_batches(claimed, worker.options.batch)
         .into_iter()
-        .map(|batch| embed(&worker, batch, lease_ends));
-    let mut outcome = Outcome::default();
-    for part in futures::future::join_all(calls).await {
-        outcome.vectors.extend(part.vectors);
-        outcome.failures.extend(part.failures);
-    }
+        .map(|batch| embed_and_store(&worker, batch, lease_ends));
+    futures::future::join_all(parts).await;
+}
+
+/// Each batch is stored by itself, as soon as it is there: short writes let others in between.
+async fn embed_and_store(worker: &Worker, batch: Vec<Claimed>, lease_ends: Instant) {
+    let oldest = batch.iter().map(|claimed| claimed.stored.saved_at).min();
+    let mut outcome = embed(worker, batch, lease_ends).await;
     let embedded = outcome.vectors.len();
-    if let Err((claimed, error)) = store_vectors(&worker, outcome.vectors).await {
+    if let Err((claimed, error)) = store_vectors(worker, outcome.vectors).await {
         tracing::error!(%error, "vectors of agent memory could not be stored");
         let failure = Failure {
             message: "the vector could not be stored".to_owned(),
@@ -108,7 +109,7 @@ pub(super) async fn round(worker: Arc<Worker>, claimed: Vec<Claimed>, lease_ends
         }
     }
     if !outcome.failures.is_empty() {
-        note_failures(&worker, outcome.failures).await;
+        note_failures(worker, outcome.failures).await;
     }
 }
 

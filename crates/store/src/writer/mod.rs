@@ -1,13 +1,14 @@
 //! The one writer: a thread that owns the only connection that writes.
 //!
-//! Whatever is queued becomes one transaction, each piece of work in a savepoint of its own, so
-//! that one failing does not spoil the others. The snapshots of the new state are ready before the
+//! Writes that wait share a transaction, small ones first, each piece of work in a savepoint of its
+//! own, so that one failing does not spoil the others. The snapshots of the new state are ready before the
 //! commit; they are published right after it, and only then is anybody told that their write is
 //! done. When nothing is queued the thread gives freed pages back to the file system and empties
 //! the write-ahead log, which is where deleted text could otherwise linger.
 
 mod collections;
 mod documents;
+mod lanes;
 mod records;
 #[cfg(test)]
 mod tests;
@@ -16,9 +17,9 @@ mod transaction;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
 use tokio::sync::oneshot;
@@ -27,11 +28,9 @@ use crate::error::{Error, Result};
 use crate::faults::Faults;
 use crate::published::Published;
 pub(crate) use documents::prepare;
+use lanes::{Batch, Lanes};
 pub(crate) use transaction::Transaction;
 
-/// One transaction takes at most this much, so that nobody waits long for its commit.
-const BATCH_JOBS: usize = 4096;
-const BATCH_BYTES: usize = 32 << 20;
 /// How long the queue is empty before the thread tidies up.
 const IDLE: Duration = Duration::from_millis(100);
 
@@ -58,9 +57,36 @@ pub(crate) struct QueueLimits {
 }
 
 pub(crate) struct Writer {
-    queue: SyncSender<Message>,
-    queued_bytes: Arc<AtomicUsize>,
+    queue: Sender<Message>,
+    queued: Arc<Queued>,
     limits: QueueLimits,
+}
+
+/// What waits, and is not yet part of a transaction.
+#[derive(Default)]
+struct Queued {
+    jobs: AtomicUsize,
+    bytes: AtomicUsize,
+}
+
+impl Queued {
+    /// Counts one more job, unless that would be too much. A single one larger than the bound is
+    /// let through when nothing else waits.
+    fn add(&self, bytes: usize, limits: QueueLimits) -> Result<()> {
+        let jobs_before = self.jobs.fetch_add(1, Ordering::Relaxed);
+        let bytes_before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let full = jobs_before >= limits.jobs || (bytes_before > 0 && bytes_before + bytes > limits.bytes);
+        if full {
+            self.remove(1, bytes);
+            return Err(Error::QueueFull);
+        }
+        Ok(())
+    }
+
+    fn remove(&self, jobs: usize, bytes: usize) {
+        self.jobs.fetch_sub(jobs, Ordering::Relaxed);
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
 }
 
 impl Writer {
@@ -70,14 +96,16 @@ impl Writer {
         faults: Faults,
         limits: QueueLimits,
     ) -> Result<(Self, JoinHandle<()>)> {
-        let (queue, messages) = sync_channel(limits.jobs);
-        let queued_bytes = Arc::new(AtomicUsize::new(0));
+        let (queue, messages) = channel();
+        let queued = Arc::new(Queued::default());
         let record_clock = connection.query_row("SELECT now FROM record_clock", [], |row| row.get(0))?;
         let mut thread = WriterThread {
             connection,
             published,
             faults,
-            queued_bytes: queued_bytes.clone(),
+            queued: Arc::clone(&queued),
+            lanes: Lanes::default(),
+            flushes: Vec::new(),
             record_clock,
             untidy: true,
         };
@@ -87,7 +115,7 @@ impl Writer {
             .map_err(|e| Error::Worker(e.to_string()))?;
         let writer = Self {
             queue,
-            queued_bytes,
+            queued,
             limits,
         };
         Ok((writer, handle))
@@ -108,16 +136,9 @@ impl Writer {
                 let _ = answer.send(outcome);
             })
         });
-        let before = self.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
-        // A single batch larger than the bound is let through when nothing else waits.
-        let full = before > 0 && before + bytes > self.limits.bytes;
-        let sent = if full {
-            Err(Error::QueueFull)
-        } else {
-            self.send(Message::Job(Job { bytes, run }))
-        };
-        if let Err(error) = sent {
-            self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.queued.add(bytes, self.limits)?;
+        if let Err(error) = self.send(Message::Job(Job { bytes, run })) {
+            self.queued.remove(1, bytes);
             return Err(error);
         }
         answered
@@ -134,15 +155,11 @@ impl Writer {
 
     /// Work accepted so far is still done.
     pub(crate) fn stop(&self) {
-        // Blocking only while the queue is full, and the thread is emptying it.
         let _ = self.queue.send(Message::Stop);
     }
 
     fn send(&self, message: Message) -> Result<()> {
-        self.queue.try_send(message).map_err(|e| match e {
-            TrySendError::Full(_) => Error::QueueFull,
-            TrySendError::Disconnected(_) => Error::Closed,
-        })
+        self.queue.send(message).map_err(|_| Error::Closed)
     }
 }
 
@@ -157,7 +174,10 @@ struct WriterThread {
     connection: Connection,
     published: Arc<Published>,
     faults: Faults,
-    queued_bytes: Arc<AtomicUsize>,
+    queued: Arc<Queued>,
+    lanes: Lanes<Job>,
+    /// Who waits for everything written so far to be tidied up.
+    flushes: Vec<oneshot::Sender<Result<()>>>,
     record_clock: i64,
     /// Something was written since the last tidying.
     untidy: bool,
@@ -166,64 +186,65 @@ struct WriterThread {
 impl WriterThread {
     fn run(&mut self, messages: &Receiver<Message>) {
         let mut stopping = false;
-        while !stopping {
-            let message = if self.untidy {
-                match messages.recv_timeout(IDLE) {
-                    Ok(message) => message,
-                    Err(RecvTimeoutError::Timeout) => {
-                        self.tidy_slice();
-                        continue;
+        while !stopping || !self.lanes.is_empty() {
+            if self.lanes.is_empty() {
+                let message = if self.untidy {
+                    match messages.recv_timeout(IDLE) {
+                        Ok(message) => message,
+                        Err(RecvTimeoutError::Timeout) => {
+                            self.tidy_slice();
+                            continue;
+                        }
+                        Err(RecvTimeoutError::Disconnected) => break,
                     }
-                    Err(RecvTimeoutError::Disconnected) => break,
+                } else {
+                    match messages.recv() {
+                        Ok(message) => message,
+                        Err(_) => break,
+                    }
+                };
+                stopping |= self.take_in(message);
+            }
+            // After the word to stop nothing more is accepted.
+            while !stopping && let Ok(message) = messages.try_recv() {
+                stopping |= self.take_in(message);
+            }
+            let batch = self.lanes.next(Instant::now());
+            self.write(batch);
+            if self.lanes.is_empty() {
+                for answer in std::mem::take(&mut self.flushes) {
+                    let _ = answer.send(self.tidy());
                 }
-            } else {
-                match messages.recv() {
-                    Ok(message) => message,
-                    Err(_) => break,
-                }
-            };
-            stopping = self.take(message, messages);
+            }
         }
         if let Err(error) = self.tidy() {
             tracing::warn!(%error, "could not empty the write-ahead log on shutdown");
         }
     }
 
-    /// Commits a message's job with all others that wait, and returns whether to stop.
-    fn take(&mut self, first: Message, messages: &Receiver<Message>) -> bool {
-        let mut jobs = Vec::new();
-        let mut bytes = 0;
-        let mut next = Some(first);
-        let mut flush = None;
-        let mut stop = false;
-        while let Some(message) = next.take() {
-            match message {
-                Message::Job(job) => {
-                    bytes += job.bytes;
-                    jobs.push(job);
-                    if jobs.len() < BATCH_JOBS && bytes < BATCH_BYTES {
-                        next = messages.try_recv().ok();
-                    }
-                }
-                Message::Flush(answer) => flush = Some(answer),
-                Message::Stop => stop = true,
-            }
+    /// Puts a message where it belongs, and returns whether it was the word to stop.
+    fn take_in(&mut self, message: Message) -> bool {
+        match message {
+            Message::Job(job) => self.lanes.push(job.bytes, job, Instant::now()),
+            Message::Flush(answer) => self.flushes.push(answer),
+            Message::Stop => return true,
         }
-        if !jobs.is_empty() {
-            // Before anybody is told that their write is done: whoever then writes again must not be
-            // refused because of it.
-            self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            // A panic is a bug, but not one that should end all writing: the transaction is rolled
-            // back as it unwinds, nothing of it is published, and its callers are told.
-            let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| self.commit(jobs)));
-            if outcome.is_err() {
-                tracing::error!("a write panicked; its transaction was rolled back");
-            }
+        false
+    }
+
+    fn write(&mut self, batch: Batch<Job>) {
+        if batch.jobs.is_empty() {
+            return;
         }
-        if let Some(answer) = flush {
-            let _ = answer.send(self.tidy());
+        // Before anybody is told that their write is done: whoever then writes again must not be
+        // refused because of it.
+        self.queued.remove(batch.jobs.len(), batch.bytes);
+        // A panic is a bug, but not one that should end all writing: the transaction is rolled
+        // back as it unwinds, nothing of it is published, and its callers are told.
+        let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| self.commit(batch.jobs)));
+        if outcome.is_err() {
+            tracing::error!("a write panicked; its transaction was rolled back");
         }
-        stop
     }
 
     fn commit(&mut self, jobs: Vec<Job>) {
