@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, ModelIdentity, ModelInfo, Role};
 use serde::Deserialize;
 
-use crate::config::Normalize;
+use crate::config::{Normalize, Quantize};
 use crate::encoder::config::RawConfig;
 use crate::encoder::{Encoder, Scratch, Sequence};
 use crate::engine::{Compute, Engine};
@@ -33,6 +33,8 @@ pub struct EmbedderOptions {
     pub version: Option<String>,
     /// Absent means as the model's own modules say.
     pub normalize: Option<Normalize>,
+    /// Absent means the precision of the files.
+    pub quantize: Option<Quantize>,
 }
 
 pub struct LocalEmbedder {
@@ -107,7 +109,7 @@ impl LocalEmbedder {
         let info = ModelInfo {
             identity: ModelIdentity {
                 id: options.id.clone(),
-                version: version?,
+                version: with_precision(version?, options.quantize),
                 dimensions: model.modules.dimensions(),
             },
             name: options.name.clone(),
@@ -118,6 +120,15 @@ impl LocalEmbedder {
             model: Arc::new(model),
             info,
         })
+    }
+}
+
+/// Vectors of quantised weights are close to the exact ones, not the same: they are another version, also
+/// where the entry names one, so that no collection mixes them unnoticed.
+fn with_precision(version: String, quantize: Option<Quantize>) -> String {
+    match quantize {
+        None => version,
+        Some(Quantize::Int8) => format!("{version}-int8"),
     }
 }
 
@@ -142,7 +153,7 @@ impl EmbeddingModel {
             modules.normalize(choice);
         }
         let tokenizer = TextTokenizer::load(directory, &config, &tokenizer_options)?;
-        let encoder = Encoder::load(&Weights::open(directory)?, config)?;
+        let encoder = Encoder::load(&Weights::open(directory)?, config, options.quantize)?;
         let path = options.directory.join("config_sentence_transformers.json");
         let prompts: PromptConfig = json_optional(&path)?.unwrap_or_default();
         let prompt = |names: &[&str]| -> Result<Prompt, LoadError> {
