@@ -156,6 +156,10 @@ impl EmbeddingModel {
         let encoder = Encoder::load(&Weights::open(directory)?, config, options.quantize)?;
         let path = options.directory.join("config_sentence_transformers.json");
         let prompts: PromptConfig = json_optional(&path)?.unwrap_or_default();
+        if let Some(name) = prompts.missing_default() {
+            let reason = format!("its default_prompt_name '{name}' is none of its prompts");
+            return Err(LoadError::malformed(&path, reason));
+        }
         let prompt = |names: &[&str]| -> Result<Prompt, LoadError> {
             let text = prompts.of_role(names);
             let pool_from = if modules.include_prompt() || text.is_empty() {
@@ -200,8 +204,16 @@ impl EmbeddingModel {
 }
 
 impl PromptConfig {
-    /// The prompt under the first of the names; a model that names none of the two roles may have
-    /// one prompt for all texts.
+    fn missing_default(&self) -> Option<&str> {
+        // These two are there without being written down, as in sentence-transformers.
+        const IMPLIED: [&str; 2] = ["query", "document"];
+        let name = self.default_prompt_name.as_deref()?;
+        (!self.prompts.contains_key(name) && !IMPLIED.contains(&name)).then_some(name)
+    }
+
+    /// The prompt under the first of the names. The default prompt is for models that tell no roles
+    /// apart, as in `encode` of sentence-transformers; where a prompt has the name of a role, the other
+    /// role is meant to have none, as in its `encode_query` and `encode_document`.
     fn of_role(&self, names: &[&str]) -> String {
         const ROLES: [&str; 4] = ["query", "document", "passage", "corpus"];
         let named = names
