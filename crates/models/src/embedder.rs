@@ -124,7 +124,7 @@ impl LocalEmbedder {
 }
 
 /// Vectors of quantised weights are close to the exact ones, not the same: they are another version, also
-/// where the entry names one, so that no collection mixes them unnoticed.
+/// where the entry names one. What is stored tells them apart by it, and none is reused as the other.
 fn with_precision(version: String, quantize: Option<Quantize>) -> String {
     match quantize {
         None => version,
