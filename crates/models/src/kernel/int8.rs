@@ -63,42 +63,46 @@ pub(crate) struct ByteWeights {
     columns: usize,
     /// By panel, group of depths, step of four within the group, column, depth within the step.
     panels: AlignedBuffer,
-    /// One number per column, filled up to a whole panel.
-    scales: Vec<f32>,
+    constants: Vec<Constants>,
+}
+
+/// What turns the sums of a panel's columns back into numbers.
+#[derive(Clone, Default)]
+struct Constants {
+    scales: [f32; PANEL],
     /// The sum of each column's weights, which the rows' offsets are multiplied with.
-    sums: Vec<f32>,
-    bias: Vec<f32>,
+    sums: [f32; PANEL],
+    bias: [f32; PANEL],
 }
 
 impl ByteWeights {
     /// Quantises weights as PyTorch stores them: one row of `depth` values per output column.
     pub(crate) fn from_rows(weights: &[f32], bias: &[f32], depth: usize) -> Self {
         let columns = bias.len();
-        let padded = columns.next_multiple_of(PANEL);
+        let panels = columns.div_ceil(PANEL);
         let panel_bytes = depth.next_multiple_of(GROUP) * PANEL;
         let mut packed = Self {
             depth,
             columns,
             panels: AlignedBuffer::default(),
-            scales: vec![0.0; padded],
-            sums: vec![0.0; padded],
-            bias: bias.to_vec(),
+            constants: vec![Constants::default(); panels],
         };
-        packed.bias.resize(padded, 0.0);
-        let bytes = packed.panels.reserve_bytes(padded / PANEL * panel_bytes);
-        for (column, weights) in weights.chunks_exact(depth).enumerate() {
+        let bytes = packed.panels.reserve_bytes(panels * panel_bytes);
+        for (column, (weights, bias)) in weights.chunks_exact(depth).zip(bias).enumerate() {
+            let (panel, lane) = (column / PANEL, column % PANEL);
             let scale = column_scale(weights);
             let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-            let panel = &mut bytes[column / PANEL * panel_bytes..][..panel_bytes];
+            let bytes = &mut bytes[panel * panel_bytes..][..panel_bytes];
             let mut sum = 0;
             for (k, weight) in weights.iter().enumerate() {
                 let quantized = (weight * inverse).round() as i8;
                 sum += i32::from(quantized);
-                let step = k / 4 * 4 * PANEL;
-                panel[step + column % PANEL * 4 + k % 4] = quantized.cast_unsigned();
+                bytes[place(lane, k)] = quantized.cast_unsigned();
             }
-            packed.scales[column] = scale;
-            packed.sums[column] = scale * sum as f32;
+            let constants = &mut packed.constants[panel];
+            constants.scales[lane] = scale;
+            constants.sums[lane] = scale * sum as f32;
+            constants.bias[lane] = *bias;
         }
         packed
     }
@@ -119,9 +123,14 @@ impl ByteWeights {
     /// The weight that a quantised one stands for.
     #[cfg(test)]
     pub(super) fn weight(&self, column: usize, k: usize) -> f32 {
-        let at = k / 4 * 4 * PANEL + column % PANEL * 4 + k % 4;
-        f32::from(self.panel(column / PANEL)[at].cast_signed()) * self.scales[column]
+        let (panel, lane) = (column / PANEL, column % PANEL);
+        f32::from(self.panel(panel)[place(lane, k)].cast_signed()) * self.constants[panel].scales[lane]
     }
+}
+
+/// Where a weight is in its panel.
+fn place(lane: usize, k: usize) -> usize {
+    k / 4 * 4 * PANEL + lane * 4 + k % 4
 }
 
 /// The smallest scale at which no weight exceeds eight bits and no lane 16, see the module's text.
@@ -239,16 +248,17 @@ unsafe fn tile<const AVX2: bool, const R: usize>(
     };
     let column = panel * PANEL;
     let width = PANEL.min(b.columns - column);
+    let constants = &b.constants[panel];
     for (r, dots) in dots.iter().enumerate() {
         // SAFETY: within the rows and columns that the caller vouches for.
         let into = unsafe { output.row_part((row + r) * b.columns + column, width) };
         // A known width lets the compiler keep the row in registers.
         match <&mut [f32; PANEL]>::try_from(&mut *into) {
-            Ok(whole) => finish_row::<AVX2>(product, column, a.steps[row + r], dots, whole),
+            Ok(whole) => finish_row::<AVX2>(product, constants, a.steps[row + r], dots, whole),
             Err(_) => {
                 let mut whole = [0.0; PANEL];
                 whole[..width].copy_from_slice(into);
-                finish_row::<AVX2>(product, column, a.steps[row + r], dots, &mut whole);
+                finish_row::<AVX2>(product, constants, a.steps[row + r], dots, &mut whole);
                 into.copy_from_slice(&whole[..width]);
             }
         }
@@ -259,25 +269,25 @@ unsafe fn tile<const AVX2: bool, const R: usize>(
 #[inline(always)]
 fn finish_row<const FMA: bool>(
     product: &ByteProduct<'_>,
-    column: usize,
+    constants: &Constants,
     step: RowStep,
     dots: &[i32; PANEL],
     into: &mut [f32; PANEL],
 ) {
-    let ByteProduct { b, start, finish, .. } = *product;
-    let of_panel = |values: &[f32]| -> [f32; PANEL] { std::array::from_fn(|j| values[column + j]) };
-    let (scales, sums, bias) = (of_panel(&b.scales), of_panel(&b.sums), of_panel(&b.bias));
-    let mut values: [f32; PANEL] = std::array::from_fn(|j| {
-        let constant = rows::madd::<FMA>(step.offset, sums[j], bias[j]);
-        rows::madd::<FMA>(dots[j] as f32 * scales[j], step.scale, constant)
-    });
-    if start == Start::Existing {
-        values
-            .iter_mut()
-            .zip(&*into)
-            .for_each(|(value, before)| *value += before);
+    let Constants { scales, sums, bias } = constants;
+    let mut values = *bias;
+    for (value, sum) in values.iter_mut().zip(sums) {
+        *value = rows::madd::<FMA>(step.offset, *sum, *value);
     }
-    rows::activate::<FMA>(finish, &mut values);
+    for ((value, dot), scale) in values.iter_mut().zip(dots).zip(scales) {
+        *value = rows::madd::<FMA>(*dot as f32 * scale, step.scale, *value);
+    }
+    if product.start == Start::Existing {
+        for (value, before) in values.iter_mut().zip(&*into) {
+            *value += before;
+        }
+    }
+    rows::activate::<FMA>(product.finish, &mut values);
     *into = values;
 }
 
@@ -357,3 +367,6 @@ unsafe fn avx2_dots<const R: usize>(rows: &[u8], stride: usize, panel: &[u8]) ->
 unsafe fn avx2_dots<const R: usize>(rows: &[u8], stride: usize, panel: &[u8]) -> [[i32; PANEL]; R] {
     portable_dots::<R>(rows, stride, panel)
 }
+
+#[cfg(test)]
+mod tests;
