@@ -248,47 +248,52 @@ unsafe fn tile<const AVX2: bool, const R: usize>(
     };
     let column = panel * PANEL;
     let width = PANEL.min(b.columns - column);
-    let constants = &b.constants[panel];
-    for (r, dots) in dots.iter().enumerate() {
-        // SAFETY: within the rows and columns that the caller vouches for.
-        let into = unsafe { output.row_part((row + r) * b.columns + column, width) };
-        // A known width lets the compiler keep the row in registers.
-        match <&mut [f32; PANEL]>::try_from(&mut *into) {
-            Ok(whole) => finish_row::<AVX2>(product, constants, a.steps[row + r], dots, whole),
-            Err(_) => {
-                let mut whole = [0.0; PANEL];
-                whole[..width].copy_from_slice(into);
-                finish_row::<AVX2>(product, constants, a.steps[row + r], dots, &mut whole);
-                into.copy_from_slice(&whole[..width]);
+    // SAFETY: within the rows and columns that the caller vouches for.
+    let into = |r: usize| unsafe { output.row_part((row + r) * b.columns + column, width) };
+    // All rows of the tile at once, because one alone would wait for the latency of each operation.
+    let mut values = [[0.0; PANEL]; R];
+    for (r, (values, dots)) in values.iter_mut().zip(&dots).enumerate() {
+        read_back::<AVX2>(&b.constants[panel], a.steps[row + r], dots, values);
+        if product.start == Start::Existing {
+            let before = into(r);
+            match before.first_chunk::<PANEL>() {
+                Some(whole) => add(values, whole),
+                None => add(values, before),
             }
+        }
+    }
+    rows::activate::<AVX2>(product.finish, values.as_flattened_mut());
+    for (r, values) in values.iter().enumerate() {
+        let into = into(r);
+        match into.first_chunk_mut::<PANEL>() {
+            Some(whole) => *whole = *values,
+            None => into.copy_from_slice(&values[..width]),
         }
     }
 }
 
-/// From integers back to numbers, with the bias, the residual and the activation.
+/// From integers back to numbers, with the bias.
 #[inline(always)]
-fn finish_row<const FMA: bool>(
-    product: &ByteProduct<'_>,
+fn read_back<const FMA: bool>(
     constants: &Constants,
     step: RowStep,
     dots: &[i32; PANEL],
-    into: &mut [f32; PANEL],
+    values: &mut [f32; PANEL],
 ) {
     let Constants { scales, sums, bias } = constants;
-    let mut values = *bias;
-    for (value, sum) in values.iter_mut().zip(sums) {
-        *value = rows::madd::<FMA>(step.offset, *sum, *value);
+    for ((value, sum), bias) in values.iter_mut().zip(sums).zip(bias) {
+        *value = rows::madd::<FMA>(step.offset, *sum, *bias);
     }
     for ((value, dot), scale) in values.iter_mut().zip(dots).zip(scales) {
         *value = rows::madd::<FMA>(*dot as f32 * scale, step.scale, *value);
     }
-    if product.start == Start::Existing {
-        for (value, before) in values.iter_mut().zip(&*into) {
-            *value += before;
-        }
+}
+
+#[inline(always)]
+fn add(values: &mut [f32; PANEL], others: &[f32]) {
+    for (value, other) in values.iter_mut().zip(others) {
+        *value += other;
     }
-    rows::activate::<FMA>(product.finish, &mut values);
-    *into = values;
 }
 
 fn portable_dots<const R: usize>(rows: &[u8], stride: usize, panel: &[u8]) -> [[i32; PANEL]; R] {
