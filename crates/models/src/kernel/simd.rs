@@ -416,22 +416,15 @@ mod avx2_tile {
                 a = a.add(1);
                 b = b.add(PANEL);
             }
-            if args.finish != Finish::Nothing {
-                // All rows at once, because one alone would wait for the latency of each operation.
-                let mut values = [[0.0f32; PANEL]; R];
-                for (row, [low, high]) in values.iter_mut().zip(&acc) {
-                    _mm256_storeu_ps(row.as_mut_ptr(), *low);
-                    _mm256_storeu_ps(row.as_mut_ptr().add(8), *high);
-                }
-                rows::activate::<true>(args.finish, values.as_flattened_mut());
-                for (row, [low, high]) in values.iter().zip(&mut acc) {
-                    *low = _mm256_loadu_ps(row.as_ptr());
-                    *high = _mm256_loadu_ps(row.as_ptr().add(8));
-                }
-            }
             for (r, [low, high]) in acc.iter().enumerate() {
                 _mm256_storeu_ps(c.add(r * ldc), *low);
                 _mm256_storeu_ps(c.add(r * ldc + 8), *high);
+            }
+            if args.finish != Finish::Nothing {
+                for r in 0..R {
+                    let row = std::slice::from_raw_parts_mut(c.add(r * ldc), PANEL);
+                    rows::activate::<true>(args.finish, row);
+                }
             }
         }
     }
