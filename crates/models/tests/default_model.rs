@@ -44,8 +44,8 @@ async fn the_default_model_agrees_with_sentence_transformers() {
     let close = quantized.embed(inputs, Role::Passage).await.unwrap();
     for ((close, exact), text) in close.iter().zip(&embeddings).zip(&texts) {
         let similarity = cosine(&close.vector, &exact.vector);
-        // No text at all leaves two tokens, over which errors do not average out.
-        let least = if text.is_empty() { 0.99 } else { 0.995 };
+        // Errors do not average out over the two or three tokens of no text or of one unknown word.
+        let least = if close.tokens <= 3 { 0.99 } else { 0.995 };
         assert!(similarity > least, "{similarity} for {text:?}");
     }
     assert_eq!(default_model::ensure(&hub, &silent).await.unwrap(), directory);
