@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use ragstone_core::model::{EmbedInput, Embedder, Reranker, Role};
+use ragstone_models::config::Quantize;
 use ragstone_models::{
     CrossEncoder, CrossEncoderOptions, EmbedderOptions, Engine, EngineOptions, LocalEmbedder,
 };
@@ -60,6 +61,7 @@ async fn answer(loaded: &mut Loaded, request: &Value) -> Result<Value, Failure> 
                 directory: directory(request),
                 version: None,
                 normalize: None,
+                quantize: request["quantize"].as_str().map(|_| Quantize::Int8),
             };
             loaded.embedder = Some(LocalEmbedder::load(&loaded.engine, &options)?);
             Ok(json!({ "seconds": start.elapsed().as_secs_f64() }))

@@ -227,6 +227,43 @@ async fn without_a_model_it_is_503() {
     }
 }
 
+/// A full queue is an answer, soon and with a time to wait; short queries pass, and nothing stays behind.
+#[tokio::test]
+async fn a_full_queue_is_429_for_large_requests_and_not_for_queries() {
+    let bert = fixtures::model("bert");
+    let server = Setup::serve()
+        .embeddings(&[("tiny", &bert)])
+        .config("server: {threads: 1, limits: {modelQueueTokens: 1}}")
+        .start()
+        .await;
+    let large = json!({"input": vec![fixtures::long_text(); 1_500]});
+    let mut refused = None;
+    // Whether two requests meet in the queue is a matter of time, so this goes on until they do.
+    for _ in 0..100 {
+        let (first, second, third, query) = tokio::join!(
+            server.post("/v1/embeddings", large.clone()),
+            server.post("/v1/embeddings", large.clone()),
+            server.post("/v1/embeddings", large.clone()),
+            server.post("/v1/embeddings", json!({"input": "fox"})),
+        );
+        assert_eq!(query.status, 200, "a query was kept out: {}", query.text);
+        let (answered, kept_out): (Vec<_>, Vec<_>) = [first, second, third]
+            .into_iter()
+            .partition(|answer| answer.status == 200);
+        assert!(!answered.is_empty(), "nobody was answered");
+        if let Some(answer) = kept_out.into_iter().next() {
+            refused = Some(answer);
+            break;
+        }
+    }
+    let answer = refused.expect("a refusal");
+    let detail = answer.refused(429);
+    assert!(detail.contains("queue is full"), "{detail}");
+    let seconds: u64 = answer.header("retry-after").parse().expect("seconds");
+    assert!((1..=60).contains(&seconds), "{seconds}");
+    server.post("/v1/embeddings", large).await.ok();
+}
+
 /// Texts that a tokenizer may stumble over give finite vectors.
 #[tokio::test]
 async fn unusual_texts_are_embedded() {

@@ -38,7 +38,7 @@ pub const CROSS_ENCODERS: [CuratedModel; 5] = [
     CuratedModel {
         name: "cross-encoder/ms-marco-MiniLM-L-6-v2",
         use_case: UseCase::Fast,
-        size: "91 MB",
+        size: "92 MB",
         latency: "~0.3 s",
         accuracy: "good, English",
     },
@@ -52,21 +52,21 @@ pub const CROSS_ENCODERS: [CuratedModel; 5] = [
     CuratedModel {
         name: "BAAI/bge-reranker-base",
         use_case: UseCase::Recommended,
-        size: "1.11 GB",
+        size: "1.13 GB",
         latency: "~2 s",
         accuracy: "high, English and Chinese",
     },
     CuratedModel {
         name: "BAAI/bge-reranker-large",
         use_case: UseCase::HighAccuracy,
-        size: "2.24 GB",
+        size: "2.26 GB",
         latency: "~7 s",
         accuracy: "very high, English and Chinese",
     },
     CuratedModel {
         name: "BAAI/bge-reranker-v2-m3",
         use_case: UseCase::HighAccuracy,
-        size: "2.27 GB",
+        size: "2.29 GB",
         latency: "~7 s",
         accuracy: "very high, many languages",
     },
@@ -104,6 +104,38 @@ pub fn render() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Bytes of an encoder with a classification head in f32, and of its tokenizer.
+    fn bytes([vocabulary, positions, types, hidden, layers]: [usize; 5], tokenizer: usize) -> usize {
+        let norm = 2 * hidden;
+        let linear = |from: usize, to: usize| from * to + to;
+        let attention = 4 * linear(hidden, hidden) + norm;
+        let feed_forward = linear(hidden, 4 * hidden) + linear(4 * hidden, hidden) + norm;
+        let embeddings = (vocabulary + positions + types) * hidden + norm;
+        let head = linear(hidden, hidden) + linear(hidden, 1);
+        4 * (embeddings + layers * (attention + feed_forward) + head) + tokenizer
+    }
+
+    #[test]
+    fn sizes_follow_from_the_shapes_of_the_models() {
+        let (english, multilingual) = (711_000, 17_098_000);
+        let shapes = [
+            ([30_522, 512, 2, 384, 6], english),
+            ([30_522, 512, 2, 384, 12], english),
+            ([250_002, 514, 1, 768, 12], multilingual),
+            ([250_002, 514, 1, 1_024, 24], multilingual),
+            ([250_002, 8_194, 1, 1_024, 24], multilingual),
+        ];
+        for (model, (shape, tokenizer)) in CROSS_ENCODERS.iter().zip(shapes) {
+            let megabytes = bytes(shape, tokenizer) as f64 / 1e6;
+            let size = if megabytes < 1e3 {
+                format!("{megabytes:.0} MB")
+            } else {
+                format!("{:.2} GB", megabytes / 1e3)
+            };
+            assert_eq!(model.size, size, "{}", model.name);
+        }
+    }
 
     #[test]
     fn the_list_names_every_model_with_its_facts_and_where_to_find_more() {

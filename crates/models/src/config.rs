@@ -13,9 +13,10 @@ embeddings:
   - id: bge-small
     path: /models/bge-small-en-v1.5
     version: \"1.5\"                                    # optional; derived from the files otherwise
+    quantize: int8                                    # optional; faster, slightly less exact vectors
 ";
 
-const LOCAL_KEYS: &str = "id, path, version, normalize";
+const LOCAL_KEYS: &str = "id, path, version, normalize, quantize";
 const REMOTE_KEYS: &str = "id, provider, model, dimensions, version";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,6 +42,8 @@ pub struct LocalEntry {
     pub version: Option<String>,
     /// Vectors of length one; absent means as the model itself says.
     pub normalize: Option<Normalize>,
+    /// Absent means the precision of the files.
+    pub quantize: Option<Quantize>,
 }
 
 /// What to do with a vector's length, whatever the model's own modules say.
@@ -48,6 +51,12 @@ pub struct LocalEntry {
 pub enum Normalize {
     Always,
     Never,
+}
+
+/// Fewer bits for the weights: less exact vectors, made faster and in less memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Quantize {
+    Int8,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -134,6 +143,7 @@ struct RawEntry {
     path: Option<String>,
     version: Option<String>,
     normalize: Option<bool>,
+    quantize: Option<String>,
     provider: Option<String>,
     model: Option<String>,
     dimensions: Option<usize>,
@@ -148,7 +158,7 @@ impl RawEntry {
         };
         let wrong = |what: &str| ConfigError::Invalid(format!("embedding model '{id}' {what}"));
         if self.provider.is_some() {
-            if self.path.is_some() || self.normalize.is_some() {
+            if self.path.is_some() || self.normalize.is_some() || self.quantize.is_some() {
                 return Err(wrong(&format!("has a 'provider'; its keys are {REMOTE_KEYS}")));
             }
             return Ok(ModelEntry::Remote(RemoteEntry {
@@ -175,6 +185,16 @@ impl RawEntry {
             normalize: self
                 .normalize
                 .map(|on| if on { Normalize::Always } else { Normalize::Never }),
+            quantize: match self.quantize.as_deref() {
+                None => None,
+                Some("int8") => Some(Quantize::Int8),
+                Some(other) => {
+                    let what = format!(
+                        "has 'quantize: {other}'; the only value is int8, without it weights stay exact"
+                    );
+                    return Err(wrong(&what));
+                }
+            },
             id,
         }))
     }
@@ -205,7 +225,7 @@ mod tests {
     #[test]
     fn reads_both_kinds_of_entry() {
         let config = EmbeddingsConfig::from_yaml(
-            "embeddings:\n  - {id: a, path: org/name, version: '2', normalize: false}\n  \
+            "embeddings:\n  - {id: a, path: org/name, version: '2', normalize: false, quantize: int8}\n  \
              - {id: b, provider: my-openai, model: m, dimensions: 8}\n",
         )
         .unwrap();
@@ -214,6 +234,7 @@ mod tests {
             path: "org/name".into(),
             version: Some("2".into()),
             normalize: Some(Normalize::Never),
+            quantize: Some(Quantize::Int8),
         };
         let remote = RemoteEntry {
             id: "b".into(),
@@ -264,6 +285,11 @@ mod tests {
             error("embeddings: [{id: a, provider: p, model: m, dimensions: 0}]").contains("'dimensions'")
         );
         assert!(error("embeddings: [{id: a, path: x, model: m}]").contains("'provider'"));
+        assert!(error("embeddings: [{id: a, path: x, quantize: int4}]").contains("'quantize: int4'"));
+        assert!(
+            error("embeddings: [{id: a, provider: p, model: m, dimensions: 8, quantize: int8}]")
+                .contains("'provider'")
+        );
         assert!(error("embeddings: [[[").lines().count() == 1);
     }
 }

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, ModelIdentity, ModelInfo, Role};
 use serde::Deserialize;
 
-use crate::config::Normalize;
+use crate::config::{Normalize, Quantize};
 use crate::encoder::config::RawConfig;
 use crate::encoder::{Encoder, Scratch, Sequence};
 use crate::engine::{Compute, Engine};
@@ -33,6 +33,8 @@ pub struct EmbedderOptions {
     pub version: Option<String>,
     /// Absent means as the model's own modules say.
     pub normalize: Option<Normalize>,
+    /// Absent means the precision of the files.
+    pub quantize: Option<Quantize>,
 }
 
 pub struct LocalEmbedder {
@@ -107,7 +109,7 @@ impl LocalEmbedder {
         let info = ModelInfo {
             identity: ModelIdentity {
                 id: options.id.clone(),
-                version: version?,
+                version: with_precision(version?, options.quantize),
                 dimensions: model.modules.dimensions(),
             },
             name: options.name.clone(),
@@ -118,6 +120,15 @@ impl LocalEmbedder {
             model: Arc::new(model),
             info,
         })
+    }
+}
+
+/// Vectors of quantised weights are close to the exact ones, not the same: they are another version, also
+/// where the entry names one. What is stored tells them apart by it, and none is reused as the other.
+fn with_precision(version: String, quantize: Option<Quantize>) -> String {
+    match quantize {
+        None => version,
+        Some(Quantize::Int8) => format!("{version}-int8"),
     }
 }
 
@@ -142,9 +153,13 @@ impl EmbeddingModel {
             modules.normalize(choice);
         }
         let tokenizer = TextTokenizer::load(directory, &config, &tokenizer_options)?;
-        let encoder = Encoder::load(&Weights::open(directory)?, config)?;
+        let encoder = Encoder::load(&Weights::open(directory)?, config, options.quantize)?;
         let path = options.directory.join("config_sentence_transformers.json");
         let prompts: PromptConfig = json_optional(&path)?.unwrap_or_default();
+        if let Some(name) = prompts.missing_default() {
+            let reason = format!("its default_prompt_name '{name}' is none of its prompts");
+            return Err(LoadError::malformed(&path, reason));
+        }
         let prompt = |names: &[&str]| -> Result<Prompt, LoadError> {
             let text = prompts.of_role(names);
             let pool_from = if modules.include_prompt() || text.is_empty() {
@@ -189,8 +204,16 @@ impl EmbeddingModel {
 }
 
 impl PromptConfig {
-    /// The prompt under the first of the names; a model that names none of the two roles may have
-    /// one prompt for all texts.
+    fn missing_default(&self) -> Option<&str> {
+        // These two are there without being written down, as in sentence-transformers.
+        const IMPLIED: [&str; 2] = ["query", "document"];
+        let name = self.default_prompt_name.as_deref()?;
+        (!self.prompts.contains_key(name) && !IMPLIED.contains(&name)).then_some(name)
+    }
+
+    /// The prompt under the first of the names. The default prompt is for models that tell no roles
+    /// apart, as in `encode` of sentence-transformers; where a prompt has the name of a role, the other
+    /// role is meant to have none, as in its `encode_query` and `encode_document`.
     fn of_role(&self, names: &[&str]) -> String {
         const ROLES: [&str; 4] = ["query", "document", "passage", "corpus"];
         let named = names

@@ -82,6 +82,7 @@ pub async fn open_embedder(
         directory,
         version: entry.version.clone(),
         normalize: entry.normalize,
+        quantize: entry.quantize,
     };
     let engine = engine.clone();
     in_background(move || LocalEmbedder::load(&engine, &options)).await

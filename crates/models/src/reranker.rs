@@ -107,7 +107,7 @@ impl CrossEncoderModel {
         };
         let tokenizer = TextTokenizer::load(directory, &config, &options)?;
         Ok(Self {
-            encoder: Encoder::load(&weights, config)?,
+            encoder: Encoder::load(&weights, config, None)?,
             tokenizer,
             head,
             activation,

@@ -7,7 +7,7 @@
 //! arrived, because the leader takes pieces as well until none is left.
 //!
 //! A team's work borrows from the leader's stack, which the type system cannot express across
-//! threads that exist already: this is the second and last file with `unsafe` code.
+//! threads that exist already: beside the kernels this is the last file with `unsafe` code.
 
 use std::cell::UnsafeCell;
 use std::sync::Arc;

@@ -11,8 +11,9 @@ mod common;
 
 use common::{cosine, embedder};
 use ragstone_core::model::{EmbedInput, Embedder, Role};
-use ragstone_models::default_model;
+use ragstone_models::config::Quantize;
 use ragstone_models::hub::{Hub, HubSettings, silent};
+use ragstone_models::{EmbedderOptions, LocalEmbedder, default_model};
 
 #[tokio::test]
 async fn the_default_model_agrees_with_sentence_transformers() {
@@ -34,5 +35,18 @@ async fn the_default_model_agrees_with_sentence_transformers() {
         assert!(similarity > 0.99999, "{similarity} for {text:?}");
     }
     assert!(embeddings.last().unwrap().truncated);
+    let options = EmbedderOptions {
+        quantize: Some(Quantize::Int8),
+        ..common::options(&directory)
+    };
+    let quantized = LocalEmbedder::load(&common::ENGINE, &options).unwrap();
+    let inputs = texts.iter().cloned().map(EmbedInput::Text).collect();
+    let close = quantized.embed(inputs, Role::Passage).await.unwrap();
+    for ((close, exact), text) in close.iter().zip(&embeddings).zip(&texts) {
+        let similarity = cosine(&close.vector, &exact.vector);
+        // Errors do not average out over the two or three tokens of no text or of one unknown word.
+        let least = if close.tokens <= 3 { 0.99 } else { 0.995 };
+        assert!(similarity > least, "{similarity} for {text:?}");
+    }
     assert_eq!(default_model::ensure(&hub, &silent).await.unwrap(), directory);
 }

@@ -14,6 +14,8 @@ use std::collections::HashMap;
 
 use common::{cosine, cross_encoder, embedder, fixture};
 use ragstone_core::model::{EmbedInput, Embedder, Reranker, Role};
+use ragstone_models::config::Quantize;
+use ragstone_models::{EmbedderOptions, LocalEmbedder};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -208,16 +210,98 @@ fn tokenizer_ids(base: &str, text: &str) -> Vec<u32> {
     text.split(' ').map(id).collect()
 }
 
+fn reference_of<'a>(references: &'a References, name: &str) -> &'a EmbeddingReference {
+    let mut all = references.embeddings.iter();
+    all.find(|reference| reference.name == name).unwrap()
+}
+
+async fn assert_vectors(model: &LocalEmbedder, references: &References, role: Role, name: &str) {
+    let vectors = &reference_of(references, name).vectors;
+    let embeddings = model.embed(texts(&references.inputs), role).await.unwrap();
+    for (embedding, expected) in embeddings.iter().zip(vectors) {
+        let similarity = cosine(&embedding.vector, expected);
+        assert!(similarity > 0.99999, "{role:?} is not {name}: {similarity}");
+    }
+}
+
+/// The default prompt is for every text of a model that knows no roles, and for no text of one that does.
+#[tokio::test]
+async fn a_default_prompt_counts_where_no_role_has_a_prompt() {
+    let references = references();
+    let default = variant(reference_of(&references, "prompt-default"));
+    let model = embedder(default.path()).unwrap();
+    for role in [Role::Query, Role::Passage] {
+        assert_vectors(&model, &references, role, "prompt-default").await;
+    }
+    let config = serde_json::json!({
+        "prompts": {"query": "query: ", "all": "every text: "},
+        "default_prompt_name": "all",
+    });
+    let file = "config_sentence_transformers.json";
+    std::fs::write(default.path().join(file), config.to_string()).unwrap();
+    let model = embedder(default.path()).unwrap();
+    assert_vectors(&model, &references, Role::Query, "prompt-query").await;
+    std::fs::remove_file(default.path().join(file)).unwrap();
+    let plain = embedder(default.path()).unwrap();
+    let inputs = || texts(&references.inputs);
+    let with = model.embed(inputs(), Role::Passage).await.unwrap();
+    let without = plain.embed(inputs(), Role::Passage).await.unwrap();
+    for (with, without) in with.iter().zip(&without) {
+        assert!(cosine(&with.vector, &without.vector) > 0.999_999);
+    }
+}
+
+/// Eight-bit weights of every architecture give nearly the same vectors, under a version of their own.
+#[tokio::test]
+async fn int8_stays_close_and_is_another_version() {
+    let references = references();
+    for base in [
+        "bert",
+        "roberta",
+        "xlm-roberta",
+        "distilbert",
+        "mpnet",
+        "bert-dense",
+        "bert-sharded",
+    ] {
+        let exact = embedder(&fixture(base)).unwrap();
+        for version in [None, Some("7".to_owned())] {
+            let options = EmbedderOptions {
+                version: version.clone(),
+                quantize: Some(Quantize::Int8),
+                ..common::options(&fixture(base))
+            };
+            let quantized = LocalEmbedder::load(&common::ENGINE, &options).unwrap();
+            let expected = version.unwrap_or_else(|| exact.info().identity.version.clone());
+            assert_eq!(quantized.info().identity.version, format!("{expected}-int8"));
+            let inputs = || texts(&references.inputs);
+            let close = quantized.embed(inputs(), Role::Passage).await.unwrap();
+            let vectors = exact.embed(inputs(), Role::Passage).await.unwrap();
+            for ((close, exact), text) in close.iter().zip(&vectors).zip(&references.inputs) {
+                let similarity = cosine(&close.vector, &exact.vector);
+                assert!(similarity > 0.998, "{base}: {similarity} for {text:?}");
+                assert_ne!(close.vector, exact.vector, "{base} was not quantised");
+            }
+            // Alone or among others, on one thread or on several: the same vector.
+            let alone = quantized
+                .embed(texts(&references.inputs[..1]), Role::Passage)
+                .await
+                .unwrap();
+            assert!(cosine(&alone[0].vector, &close[0].vector) > 0.999_999, "{base}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn normalisation_can_be_chosen() {
     use ragstone_models::config::Normalize;
     let length = |vector: &[f32]| vector.iter().map(|v| v * v).sum::<f32>().sqrt();
     for (choice, unit) in [(Normalize::Always, true), (Normalize::Never, false)] {
-        let options = ragstone_models::EmbedderOptions {
+        let options = EmbedderOptions {
             normalize: Some(choice),
             ..common::options(&fixture("bert"))
         };
-        let model = ragstone_models::LocalEmbedder::load(&common::ENGINE, &options).unwrap();
+        let model = LocalEmbedder::load(&common::ENGINE, &options).unwrap();
         let embeddings = model
             .embed(texts(&["fox".to_owned()]), Role::Passage)
             .await
@@ -251,10 +335,10 @@ async fn the_version_follows_every_file_that_matters_and_can_be_given() {
     content[last] ^= 1;
     std::fs::write(&path, content).unwrap();
     assert_ne!(original, version(copy.path()));
-    let options = ragstone_models::EmbedderOptions {
+    let options = EmbedderOptions {
         version: Some("7".into()),
         ..common::options(&fixture("bert"))
     };
-    let given = ragstone_models::LocalEmbedder::load(&common::ENGINE, &options).unwrap();
+    let given = LocalEmbedder::load(&common::ENGINE, &options).unwrap();
     assert_eq!(given.info().identity.version, "7");
 }

@@ -69,6 +69,8 @@ pub struct Settings {
     pub conversation_ttl: Duration,
     /// Compute threads of the models; as many as there are cores unless set.
     pub threads: Option<usize>,
+    /// Large requests are refused while this many tokens wait for the models; the engine's own unless set.
+    pub model_queue_tokens: Option<usize>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -173,6 +175,7 @@ pub fn build(layers: Layers<'_>) -> Result<Settings, ConfigError> {
         services: file.services,
         conversation_ttl: conversation_ttl(file.conversations.as_ref())?,
         threads: threads.filter(|threads| *threads > 0),
+        model_queue_tokens: model_queue_tokens(&server)?,
     })
 }
 
@@ -250,6 +253,19 @@ fn conversation_ttl(section: Option<&ConversationsSection>) -> Result<Duration, 
         Some(_) => Err(ConfigError(format!(
             "conversations.ttlSeconds must be from 1 to {MAX_TTL_SECONDS}"
         ))),
+    }
+}
+
+fn model_queue_tokens(server: &ServerSection) -> Result<Option<usize>, ConfigError> {
+    match server
+        .limits
+        .as_ref()
+        .and_then(|limits| limits.model_queue_tokens)
+    {
+        Some(0) => Err(ConfigError(
+            "server.limits.modelQueueTokens must be at least 1".to_owned(),
+        )),
+        tokens => Ok(tokens),
     }
 }
 

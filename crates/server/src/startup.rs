@@ -167,9 +167,11 @@ fn connect_services(settings: &Settings, service: &Service) -> Result<Gateway, C
 
 /// The compute threads that all models share.
 pub(crate) fn engine(settings: &Settings) -> Engine {
+    let defaults = EngineOptions::default();
     Engine::start(EngineOptions {
         threads: settings.threads,
-        ..EngineOptions::default()
+        queue_tokens: settings.model_queue_tokens.unwrap_or(defaults.queue_tokens),
+        ..defaults
     })
 }
 

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::attention::{self, AttentionScratch};
 use super::{Encoder, Layer, Sequence};
+use crate::kernel::int8::ByteRows;
 use crate::kernel::{AlignedBuffer, Finish, Start};
 use crate::team::Team;
 
@@ -23,6 +24,7 @@ pub(crate) struct Scratch {
     context: AlignedBuffer,
     inner: AlignedBuffer,
     first: AlignedBuffer,
+    bytes: ByteRows,
     attention: Vec<AttentionScratch>,
     spans: Vec<Range<usize>>,
 }
@@ -104,9 +106,10 @@ impl Encoder {
         let rows = scratch.spans.last().map_or(0, |span| span.end);
         let fused = scratch.fused.reserve(rows * 3 * hidden);
         let states = &scratch.states.as_slice()[..rows * hidden];
+        let how = (Start::Zero, Finish::Nothing);
         layer
             .query_key_value
-            .apply(team, states, fused, Start::Zero, Finish::Nothing);
+            .apply(team, &mut scratch.bytes, states, fused, how);
         let out_rows = if wanted == Wanted::First {
             scratch.spans.len()
         } else {
@@ -130,21 +133,20 @@ impl Encoder {
         }
         let context = &scratch.context.as_slice()[..out_rows * hidden];
         let states = scratch.states.reserve(out_rows * hidden);
+        let how = (Start::Existing, Finish::Nothing);
         layer
             .attention_output
-            .apply(team, context, states, Start::Existing, Finish::Nothing);
+            .apply(team, &mut scratch.bytes, context, states, how);
         layer.attention_norm.apply(states, self.config.norm_epsilon);
     }
 
     fn feed_forward(&self, team: &Team, scratch: &mut Scratch, layer: &Layer, rows: usize) {
         let states = scratch.states.reserve(rows * self.config.hidden);
         let inner = scratch.inner.reserve(rows * self.config.intermediate);
-        layer
-            .up
-            .apply(team, states, inner, Start::Zero, self.config.activation);
-        layer
-            .down
-            .apply(team, inner, states, Start::Existing, Finish::Nothing);
+        let (bytes, how) = (&mut scratch.bytes, (Start::Zero, self.config.activation));
+        layer.up.apply(team, bytes, states, inner, how);
+        let how = (Start::Existing, Finish::Nothing);
+        layer.down.apply(team, bytes, inner, states, how);
         layer.output_norm.apply(states, self.config.norm_epsilon);
     }
 }

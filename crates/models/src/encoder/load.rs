@@ -1,7 +1,8 @@
 //! From named tensors to packed weights: the names differ by architecture, the result does not.
 
 use super::config::{Architecture, EncoderConfig};
-use super::{Encoder, Layer, Linear, Norm};
+use super::{Encoder, Layer, Linear, Norm, Projection};
+use crate::config::Quantize;
 use crate::error::LoadError;
 use crate::files::weights::Weights;
 use crate::kernel::Packed;
@@ -55,7 +56,11 @@ const DISTILBERT: Names = Names {
 /// Models saved with a head have their encoder under one of these.
 const PREFIXES: [&str; 6] = ["", "bert.", "roberta.", "distilbert.", "mpnet.", "model."];
 
-pub(super) fn encoder(weights: &Weights, config: EncoderConfig) -> Result<Encoder, LoadError> {
+pub(super) fn encoder(
+    weights: &Weights,
+    config: EncoderConfig,
+    quantize: Option<Quantize>,
+) -> Result<Encoder, LoadError> {
     let prefix = PREFIXES
         .iter()
         .find(|prefix| weights.has(&format!("{prefix}embeddings.word_embeddings.weight")))
@@ -82,12 +87,8 @@ pub(super) fn encoder(weights: &Weights, config: EncoderConfig) -> Result<Encode
     };
     let layers = (0..config.layers)
         .map(|number| {
-            layer(
-                weights,
-                &config,
-                names,
-                &format!("{prefix}{}.{number}", names.layer),
-            )
+            let at = format!("{prefix}{}.{number}", names.layer);
+            layer(weights, &config, names, &at, quantize)
         })
         .collect::<Result<_, _>>()?;
     Ok(Encoder {
@@ -101,7 +102,13 @@ pub(super) fn encoder(weights: &Weights, config: EncoderConfig) -> Result<Encode
     })
 }
 
-fn layer(weights: &Weights, config: &EncoderConfig, names: &Names, at: &str) -> Result<Layer, LoadError> {
+fn layer(
+    weights: &Weights,
+    config: &EncoderConfig,
+    names: &Names,
+    at: &str,
+    quantize: Option<Quantize>,
+) -> Result<Layer, LoadError> {
     let (hidden, inner) = (config.hidden, config.intermediate);
     let scale = 1.0 / ((hidden / config.heads) as f32).sqrt();
     let mut fused = Vec::with_capacity(3 * hidden * hidden);
@@ -113,31 +120,37 @@ fn layer(weights: &Weights, config: &EncoderConfig, names: &Names, at: &str) -> 
         let part = weights.read(&format!("{at}.{name}.bias"), &[hidden])?;
         bias.extend(part.iter().map(|value| value * scale));
     }
+    let projection = |name: &str, from: usize, to: usize| -> Result<Projection, LoadError> {
+        let (rows, bias) = rows_and_bias(weights, &format!("{at}.{name}"), from, to)?;
+        Ok(Projection::from_rows(&rows, bias, from, quantize))
+    };
     Ok(Layer {
-        query_key_value: Linear {
-            weights: Packed::from_rows(&fused, hidden, 3 * hidden),
-            bias,
-        },
-        attention_output: linear(
-            weights,
-            &format!("{at}.{}", names.attention_output),
-            hidden,
-            hidden,
-        )?,
+        query_key_value: Projection::from_rows(&fused, bias, hidden, quantize),
+        attention_output: projection(names.attention_output, hidden, hidden)?,
         attention_norm: norm(weights, &format!("{at}.{}", names.attention_norm), hidden)?,
-        up: linear(weights, &format!("{at}.{}", names.up), hidden, inner)?,
-        down: linear(weights, &format!("{at}.{}", names.down), inner, hidden)?,
+        up: projection(names.up, hidden, inner)?,
+        down: projection(names.down, inner, hidden)?,
         output_norm: norm(weights, &format!("{at}.{}", names.output_norm), hidden)?,
     })
 }
 
 pub(crate) fn linear(weights: &Weights, name: &str, from: usize, to: usize) -> Result<Linear, LoadError> {
-    let rows = weights.read(&format!("{name}.weight"), &[to, from])?;
-    let bias = weights.read(&format!("{name}.bias"), &[to])?;
+    let (rows, bias) = rows_and_bias(weights, name, from, to)?;
     Ok(Linear {
         weights: Packed::from_rows(&rows, from, to),
         bias,
     })
+}
+
+fn rows_and_bias(
+    weights: &Weights,
+    name: &str,
+    from: usize,
+    to: usize,
+) -> Result<(Vec<f32>, Vec<f32>), LoadError> {
+    let rows = weights.read(&format!("{name}.weight"), &[to, from])?;
+    let bias = weights.read(&format!("{name}.bias"), &[to])?;
+    Ok((rows, bias))
 }
 
 /// Checkpoints converted from TensorFlow say gamma and beta instead of weight and bias.

@@ -8,8 +8,10 @@ pub(crate) mod config;
 mod forward;
 mod load;
 
+use crate::config::Quantize;
 use crate::error::LoadError;
 use crate::files::weights::Weights;
+use crate::kernel::int8::{self, ByteProduct, ByteRows, ByteWeights};
 use crate::kernel::{Finish, Start};
 use crate::kernel::{Packed, Product, simd};
 use crate::team::Team;
@@ -40,12 +42,19 @@ pub(crate) struct Encoder {
 }
 
 struct Layer {
-    query_key_value: Linear,
-    attention_output: Linear,
+    query_key_value: Projection,
+    attention_output: Projection,
     attention_norm: Norm,
-    up: Linear,
-    down: Linear,
+    up: Projection,
+    down: Projection,
     output_norm: Norm,
+}
+
+/// One of a layer's four products with weights, as precise as the model entry asks for. Everything
+/// else in a layer is computed in `f32` either way.
+enum Projection {
+    Float(Linear),
+    Int8(ByteWeights),
 }
 
 pub(crate) struct Linear {
@@ -59,8 +68,49 @@ pub(crate) struct Norm {
 }
 
 impl Encoder {
-    pub(crate) fn load(weights: &Weights, config: EncoderConfig) -> Result<Self, LoadError> {
-        load::encoder(weights, config)
+    pub(crate) fn load(
+        weights: &Weights,
+        config: EncoderConfig,
+        quantize: Option<Quantize>,
+    ) -> Result<Self, LoadError> {
+        load::encoder(weights, config, quantize)
+    }
+}
+
+impl Projection {
+    fn from_rows(weights: &[f32], bias: Vec<f32>, depth: usize, quantize: Option<Quantize>) -> Self {
+        match quantize {
+            None => Self::Float(Linear {
+                weights: Packed::from_rows(weights, depth, bias.len()),
+                bias,
+            }),
+            Some(Quantize::Int8) => Self::Int8(ByteWeights::from_rows(weights, &bias, depth)),
+        }
+    }
+
+    /// As [`Linear::apply`]; `bytes` is where quantised rows go.
+    fn apply(
+        &self,
+        team: &Team,
+        bytes: &mut ByteRows,
+        rows: &[f32],
+        into: &mut [f32],
+        (start, finish): (Start, Finish),
+    ) {
+        match self {
+            Self::Float(linear) => linear.apply(team, rows, into, start, finish),
+            Self::Int8(weights) => {
+                let isa = simd::Isa::detect();
+                bytes.quantize(isa, rows, weights.depth());
+                let product = ByteProduct {
+                    a: bytes,
+                    b: weights,
+                    start,
+                    finish,
+                };
+                int8::run(isa, team, &product, into);
+            }
+        }
     }
 }
 

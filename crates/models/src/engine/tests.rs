@@ -171,8 +171,14 @@ async fn a_failing_model_answers_with_an_error_and_the_thread_goes_on() {
     let engine = engine(1_000, 10);
     let (model, _starts, permit) = scripted();
     permit.send(()).unwrap();
-    let failed = engine.compute(model.clone(), vec![sequence(666, 3)]).await;
+    let failed = engine.compute(model, vec![sequence(666, 3)]).await;
     assert!(matches!(failed, Err(ModelError::Failed(_))));
+    // The failure poisoned what the first model holds, so another one shows that the only thread lives.
+    let (model, _starts, permit) = scripted();
+    permit.send(()).unwrap();
+    let answer = engine.compute(model, vec![sequence(5, 3)]).await.unwrap();
+    assert_eq!(answer, [[5.0]]);
+    assert_eq!(engine.load().waiting_tokens, 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,10 +1,11 @@
 //! The arithmetic: matrix products and the row-wise functions of a transformer encoder.
 //!
 //! Everything a caller sees here is safe. [`product`] holds the blocked matrix product over weights
-//! that were packed once at load, [`rows`] softmax, layer norm and activations, and [`simd`] is the
-//! one file with `unsafe` code in it: it runs the same bodies with AVX2 and FMA where the processor
-//! has them.
+//! that were packed once at load, [`rows`] softmax, layer norm and activations. [`simd`] and [`int8`]
+//! are the files with `unsafe` code in them: the first runs those bodies with AVX2 and FMA where the
+//! processor has them, the second multiplies with weights of eight bits.
 
+pub(crate) mod int8;
 pub(crate) mod product;
 pub(crate) mod rows;
 pub(crate) mod simd;

@@ -4,6 +4,7 @@
 //! [`super::simd`] decide which instructions they are compiled for.
 
 use super::PANEL;
+use super::int8::RowStep;
 use super::product::Finish;
 
 /// Floats handled side by side in reductions, whose order the compiler may not change by itself.
@@ -143,6 +144,38 @@ pub(super) fn pack_transposed<const FMA: bool>(
                 panel.chunks_exact_mut(PANEL).for_each(|line| line[j] = 0.0);
             }
         }
+    }
+}
+
+/// Rows of `depth` values become rows of as many bytes, `stride` apart, from 0 for a row's lowest value
+/// to 255 for its highest. The bytes between two rows become 0.
+#[inline(always)]
+pub(super) fn quantize<const FMA: bool>(
+    values: &[f32],
+    depth: usize,
+    stride: usize,
+    bytes: &mut [u8],
+    steps: &mut [RowStep],
+) {
+    /// 1.5 · 2^23: adding it rounds to an integer and leaves that in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    let rows = values.chunks_exact(depth).zip(bytes.chunks_exact_mut(stride));
+    for ((row, bytes), step) in rows.zip(steps) {
+        let lowest = reduce(row, f32::INFINITY, f32::min);
+        let highest = reduce(row, f32::NEG_INFINITY, f32::max);
+        // Minimum and maximum ignore what is not a number; this keeps such a row from passing for a good one.
+        let poison = sum_of_squares::<FMA>(row) * 0.0;
+        let range = highest - lowest;
+        let inverse = if range > 0.0 { 255.0 / range } else { 0.0 };
+        let (bytes, rest) = bytes.split_at_mut(depth);
+        for (byte, value) in bytes.iter_mut().zip(row) {
+            *byte = madd::<FMA>(*value - lowest, inverse, ROUND).to_bits() as u8;
+        }
+        rest.fill(0);
+        *step = RowStep {
+            scale: range / 255.0 + poison,
+            offset: lowest,
+        };
     }
 }
 

@@ -1,5 +1,5 @@
-//! The only unsafe arithmetic of this crate: the 6 × 16 register tile and the calls into code
-//! compiled for AVX2 and FMA.
+//! The unsafe arithmetic on `f32`: the 6 × 16 register tile and the calls into code compiled for AVX2
+//! and FMA. [`super::int8`] has its counterpart for eight-bit weights.
 //!
 //! Three facts keep it sound. [`run`] checks the lengths of its operands against the whole product
 //! before the first tile. The parts of one product that run on several threads are ranges of
@@ -8,6 +8,7 @@
 
 use std::ops::Range;
 
+use super::int8::RowStep;
 use super::product::{BLOCK_DEPTH, BLOCK_ROWS, Finish, Product, Start};
 use super::{PANEL, TILE_ROWS, rows};
 use crate::team::Team;
@@ -76,16 +77,42 @@ impl AlignedBuffer {
         // SAFETY: as in `as_slice`, and the borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.lines.len() * PANEL) }
     }
+
+    /// The same memory as bytes, for a buffer that is used for those.
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        let floats = self.as_slice();
+        // SAFETY: floats are initialised bytes without gaps.
+        unsafe { std::slice::from_raw_parts(floats.as_ptr().cast(), size_of_val(floats)) }
+    }
+
+    /// The first `len` bytes; what they hold is left over from earlier use.
+    pub(crate) fn reserve_bytes(&mut self, len: usize) -> &mut [u8] {
+        let floats = self.reserve(len.div_ceil(size_of::<f32>()));
+        // SAFETY: as in `as_bytes`, the borrow is exclusive, and any four bytes are a float.
+        unsafe { std::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), len) }
+    }
 }
 
 /// The result of a product, written by several threads at disjoint columns.
 #[derive(Clone, Copy)]
-struct Output(*mut f32);
+pub(super) struct Output(*mut f32);
 
-// SAFETY: only `run` shares it, and gives each part its own columns.
+// SAFETY: only products share it, and give each thread columns of its own.
 unsafe impl Sync for Output {}
 
 impl Output {
+    pub(super) fn new(c: &mut [f32]) -> Self {
+        Self(c.as_mut_ptr())
+    }
+
+    /// # Safety
+    /// The `len` floats from `offset` must lie within the result, and nothing else may access them
+    /// while the slice exists.
+    pub(super) unsafe fn row_part<'a>(self, offset: usize, len: usize) -> &'a mut [f32] {
+        // SAFETY: the caller vouches for the range and for its being exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(offset), len) }
+    }
+
     /// # Safety
     /// `offset` must lie within the result.
     unsafe fn at(&self, offset: usize) -> *mut f32 {
@@ -112,23 +139,22 @@ pub(crate) fn run(isa: Isa, team: &Team, product: &Product<'_>, c: &mut [f32], l
     assert!(b.panels.len() >= b.columns.next_multiple_of(PANEL) * b.depth);
     assert!(bias.is_none_or(|bias| bias.len() >= b.columns));
 
-    let output = Output(c.as_mut_ptr());
-    let panels = b.columns.div_ceil(PANEL);
-    // A few parts per thread even out threads that join late or are interrupted.
-    let per_part = panels.div_ceil(4 * team.size()).max(1);
-    let parts = if team.size() == 1 {
-        1
-    } else {
-        panels.div_ceil(per_part)
-    };
-    team.for_each(parts, &|part| {
-        let range = if parts == 1 {
-            0..panels
-        } else {
-            part * per_part..panels.min((part + 1) * per_part)
-        };
+    let output = Output::new(c);
+    for_panels(team, b.columns.div_ceil(PANEL), &|range| {
         // SAFETY: the lengths were checked above, and the ranges of different parts are disjoint.
         unsafe { run_panels(isa, product, output, ldc, range) };
+    });
+}
+
+/// Calls `work` with ranges that together are all panels, each once, on the threads of `team`.
+pub(super) fn for_panels(team: &Team, panels: usize, work: &(dyn Fn(Range<usize>) + Sync)) {
+    if team.size() == 1 {
+        return work(0..panels);
+    }
+    // A few parts per thread even out threads that join late or are interrupted.
+    let per_part = panels.div_ceil(4 * team.size()).max(1);
+    team.for_each(panels.div_ceil(per_part), &|part| {
+        work(part * per_part..panels.min((part + 1) * per_part));
     });
 }
 
@@ -313,7 +339,7 @@ macro_rules! dispatch {
 
         #[cfg(target_arch = "x86_64")]
         mod avx2 {
-            use super::{Finish, rows};
+            use super::{Finish, RowStep, rows};
             pub(super) use super::avx2_tile::tile;
             $(#[target_feature(enable = "avx2,fma")]
             pub(super) fn $name($($arg: $type),*) {
@@ -328,6 +354,7 @@ dispatch! {
     layer_norm(values: &mut [f32], gamma: &[f32], beta: &[f32], eps: f32);
     activate(finish: Finish, values: &mut [f32]);
     pack_transposed(source: &[f32], stride: usize, depth: usize, columns: usize, panels: &mut [f32]);
+    quantize(values: &[f32], depth: usize, stride: usize, bytes: &mut [u8], steps: &mut [RowStep]);
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -5,14 +5,14 @@ use super::simd::{self, Isa};
 use super::{Finish, Packed, Product, Start, rows};
 use crate::team::Team;
 
-fn sets() -> Vec<Isa> {
+pub(super) fn sets() -> Vec<Isa> {
     let mut sets = vec![Isa::Portable, Isa::detect()];
     sets.dedup();
     sets
 }
 
 /// Numbers that look random and are the same in every run.
-fn numbers(count: usize, seed: u32) -> Vec<f32> {
+pub(super) fn numbers(count: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12_345);
     let mut next = || {
         state ^= state << 13;
@@ -23,7 +23,7 @@ fn numbers(count: usize, seed: u32) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-fn dot(a: &[f32], b: &[f32]) -> f64 {
+pub(super) fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
 

@@ -48,6 +48,7 @@ pub(crate) fn options(directory: &Path) -> EmbedderOptions {
         directory: directory.to_owned(),
         version: None,
         normalize: None,
+        quantize: None,
     }
 }
 

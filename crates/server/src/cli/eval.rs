@@ -13,7 +13,7 @@ use clap::Args;
 use ragstone_core::collection::CollectionName;
 use ragstone_core::records::Records;
 use ragstone_core::store::Store;
-use ragstone_models::config::LocalEntry;
+use ragstone_models::config::{LocalEntry, Quantize};
 use ragstone_models::default_model;
 use ragstone_rag::conversations::{Conversations, DEFAULT_TTL};
 use ragstone_rag::evaluate::{
@@ -46,6 +46,9 @@ pub(super) struct EvalArgs {
     /// The embedding model: a Hugging Face id or a directory [default: the built-in default model]
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
+    /// Fewer bits for the model's weights, as `quantize` of a model entry
+    #[arg(long, value_enum, value_name = "KIND")]
+    quantize: Option<QuantizeChoice>,
     /// Also measure with this cross-encoder, from the Hugging Face hub [env: CROSS_ENCODER_MODEL]
     #[arg(long, value_name = "NAME")]
     cross_encoder: Option<String>,
@@ -67,6 +70,19 @@ pub(super) struct EvalArgs {
 enum HalfChoice {
     Reported,
     Tuning,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum QuantizeChoice {
+    Int8,
+}
+
+impl From<QuantizeChoice> for Quantize {
+    fn from(choice: QuantizeChoice) -> Self {
+        match choice {
+            QuantizeChoice::Int8 => Self::Int8,
+        }
+    }
 }
 
 impl From<HalfChoice> for Half {
@@ -201,6 +217,7 @@ async fn load_models(args: &EvalArgs) -> anyhow::Result<Models> {
         path: path.to_owned(),
         version: None,
         normalize: None,
+        quantize: args.quantize.map(Quantize::from),
     };
     let mut embedder = startup::open_local(&engine, &hub, &entry).await?;
     if args.conversations {

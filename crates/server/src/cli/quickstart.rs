@@ -61,6 +61,7 @@ pub(super) async fn default_models(settings: &Settings) -> anyhow::Result<Models
         path: default_model::ID.to_owned(),
         version: None,
         normalize: None,
+        quantize: None,
     };
     let embedder = startup::open_local(&startup::engine(settings), &startup::hub()?, &entry).await?;
     Ok(Models::new(vec![embedder], None))

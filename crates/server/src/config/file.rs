@@ -69,6 +69,9 @@ pub struct LimitsSection {
     pub add_documents: Option<usize>,
     #[serde(alias = "top_k")]
     pub top_k: Option<usize>,
+    /// Large requests are refused while this many tokens wait for the models.
+    #[serde(alias = "model_queue_tokens")]
+    pub model_queue_tokens: Option<usize>,
     #[serde(alias = "body_seconds")]
     pub body_seconds: Option<u64>,
     #[serde(alias = "request_seconds")]

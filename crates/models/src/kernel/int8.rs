@@ -1,0 +1,377 @@
+//! Products with weights of eight bits: `C = A · B` where `B` was quantised once at load and the
+//! rows of `A` are quantised as they come.
+//!
+//! A weight is `scale · q`, one scale per column and `q` from -127 to 127. A value of a row is
+//! `offset + scale · u`, one offset and scale per row and `u` from 0 to 255. The sum over the depth
+//! is then a sum of products of small integers, which AVX2 multiplies 32 at a time.
+//!
+//! Its instruction for that adds two products in 16 bits, and four are added here before they are
+//! widened. They fit by construction: the four weights that meet in one such lane have positive
+//! parts whose sum is at most 128, and negative ones as well, so that even with 255 in every row
+//! the sum stays within ±32,640. A column whose weights would not fit gets a larger scale.
+//!
+//! The unsafe code is the reading of operands in [`avx2_dots`], whose lengths are checked before, and
+//! the writing of results through a pointer, as in [`super::simd`].
+
+use std::ops::Range;
+
+use super::product::BLOCK_ROWS;
+use super::simd::{self, Isa, Output};
+use super::{AlignedBuffer, Finish, PANEL, Start, rows};
+use crate::team::Team;
+
+/// Depth handled at once: two steps of four, whose products are added in 16 bits.
+const GROUP: usize = 8;
+/// Bytes of one group of one panel.
+const GROUP_BYTES: usize = GROUP * PANEL;
+/// Rows of one register tile: 4 × 2 accumulators leave eight registers for operands.
+const TILE_ROWS: usize = 4;
+/// Largest magnitude of a quantised weight.
+const LARGEST: f32 = 127.0;
+/// What the weights of one sign in one lane may sum up to before each is rounded, by up to a half.
+const LANE_SUM: f32 = 126.0;
+
+/// How the bytes of one row are read: a value is `offset + scale · byte`.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct RowStep {
+    pub(crate) scale: f32,
+    pub(crate) offset: f32,
+}
+
+/// Rows of a left-hand side, quantised. Kept from product to product for its memory.
+#[derive(Default)]
+pub(crate) struct ByteRows {
+    bytes: AlignedBuffer,
+    steps: Vec<RowStep>,
+    stride: usize,
+}
+
+impl ByteRows {
+    /// Takes over rows of `depth` values each.
+    pub(crate) fn quantize(&mut self, isa: Isa, values: &[f32], depth: usize) {
+        self.stride = depth.next_multiple_of(GROUP);
+        self.steps.clear();
+        self.steps.resize(values.len() / depth, RowStep::default());
+        let bytes = self.bytes.reserve_bytes(self.steps.len() * self.stride);
+        simd::quantize(isa, values, depth, self.stride, bytes, &mut self.steps);
+    }
+}
+
+/// A right-hand side of eight-bit weights with its bias, in panels of 16 columns.
+pub(crate) struct ByteWeights {
+    depth: usize,
+    columns: usize,
+    /// By panel, group of depths, step of four within the group, column, depth within the step.
+    panels: AlignedBuffer,
+    constants: Vec<Constants>,
+}
+
+/// What turns the sums of a panel's columns back into numbers.
+#[derive(Clone, Default)]
+struct Constants {
+    scales: [f32; PANEL],
+    /// The sum of each column's weights, which the rows' offsets are multiplied with.
+    sums: [f32; PANEL],
+    bias: [f32; PANEL],
+}
+
+impl ByteWeights {
+    /// Quantises weights as PyTorch stores them: one row of `depth` values per output column.
+    pub(crate) fn from_rows(weights: &[f32], bias: &[f32], depth: usize) -> Self {
+        let columns = bias.len();
+        let panels = columns.div_ceil(PANEL);
+        let panel_bytes = depth.next_multiple_of(GROUP) * PANEL;
+        let mut packed = Self {
+            depth,
+            columns,
+            panels: AlignedBuffer::default(),
+            constants: vec![Constants::default(); panels],
+        };
+        let bytes = packed.panels.reserve_bytes(panels * panel_bytes);
+        for (column, (weights, bias)) in weights.chunks_exact(depth).zip(bias).enumerate() {
+            let (panel, lane) = (column / PANEL, column % PANEL);
+            let scale = column_scale(weights);
+            let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+            let bytes = &mut bytes[panel * panel_bytes..][..panel_bytes];
+            let mut sum = 0;
+            for (k, weight) in weights.iter().enumerate() {
+                let quantized = (weight * inverse).round() as i8;
+                sum += i32::from(quantized);
+                bytes[place(lane, k)] = quantized.cast_unsigned();
+            }
+            let constants = &mut packed.constants[panel];
+            constants.scales[lane] = scale;
+            constants.sums[lane] = scale * sum as f32;
+            constants.bias[lane] = *bias;
+        }
+        packed
+    }
+
+    pub(crate) fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn groups(&self) -> usize {
+        self.depth.div_ceil(GROUP)
+    }
+
+    fn panel(&self, number: usize) -> &[u8] {
+        let length = self.groups() * GROUP_BYTES;
+        &self.panels.as_bytes()[number * length..][..length]
+    }
+
+    /// The weight that a quantised one stands for.
+    #[cfg(test)]
+    pub(super) fn weight(&self, column: usize, k: usize) -> f32 {
+        let (panel, lane) = (column / PANEL, column % PANEL);
+        f32::from(self.panel(panel)[place(lane, k)].cast_signed()) * self.constants[panel].scales[lane]
+    }
+}
+
+/// Where a weight is in its panel.
+fn place(lane: usize, k: usize) -> usize {
+    k / 4 * 4 * PANEL + lane * 4 + k % 4
+}
+
+/// The smallest scale at which no weight exceeds eight bits and no lane 16, see the module's text.
+fn column_scale(weights: &[f32]) -> f32 {
+    let largest = weights.iter().fold(0.0f32, |most, weight| most.max(weight.abs()));
+    let mut lane = 0.0f32;
+    for group in weights.chunks(GROUP) {
+        // The pairs (0, 1) and (4, 5) meet in one lane, (2, 3) and (6, 7) in another.
+        let (mut positive, mut negative) = ([0.0f32; 2], [0.0f32; 2]);
+        for (k, weight) in group.iter().enumerate() {
+            positive[k / 2 % 2] += weight.max(0.0);
+            negative[k / 2 % 2] -= weight.min(0.0);
+        }
+        lane = positive.into_iter().chain(negative).fold(lane, f32::max);
+    }
+    (largest / LARGEST).max(lane / LANE_SUM)
+}
+
+/// One product: the quantised rows `a` times `b` plus its bias.
+pub(crate) struct ByteProduct<'a> {
+    pub(crate) a: &'a ByteRows,
+    pub(crate) b: &'a ByteWeights,
+    pub(crate) start: Start,
+    pub(crate) finish: Finish,
+}
+
+/// Computes `product` into the rows of `c`, as wide as the weights' columns, on the threads of `team`.
+pub(crate) fn run(isa: Isa, team: &Team, product: &ByteProduct<'_>, c: &mut [f32]) {
+    let ByteProduct { a, b, .. } = *product;
+    let rows = a.steps.len();
+    if rows == 0 || b.columns == 0 {
+        return;
+    }
+    assert!(a.stride == b.groups() * GROUP && c.len() >= rows * b.columns);
+    let output = Output::new(c);
+    simd::for_panels(team, b.columns.div_ceil(PANEL), &|range| {
+        for block in (0..rows).step_by(BLOCK_ROWS) {
+            for panel in range.clone() {
+                let block = block..rows.min(block + BLOCK_ROWS);
+                // SAFETY: `c` was checked to have all rows and columns, and the ranges of different
+                // threads are disjoint.
+                unsafe { run_panel(isa, product, output, panel, block) };
+            }
+        }
+    });
+}
+
+/// # Safety
+/// `output` must be valid for the rows of `block` and the columns of `panel`, and no other thread may
+/// access those meanwhile.
+unsafe fn run_panel(isa: Isa, product: &ByteProduct<'_>, output: Output, panel: usize, block: Range<usize>) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: AVX2 and FMA are there, see `Isa`; the caller vouches for the rest.
+        Isa::Avx2 => unsafe { avx2_panel(product, output, panel, block) },
+        // SAFETY: passed on to the caller.
+        Isa::Portable => unsafe { panel_rows::<false>(product, output, panel, block) },
+    }
+}
+
+/// # Safety
+/// As for [`run_panel`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn avx2_panel(product: &ByteProduct<'_>, output: Output, panel: usize, block: Range<usize>) {
+    // SAFETY: passed on to the caller.
+    unsafe { panel_rows::<true>(product, output, panel, block) };
+}
+
+/// # Safety
+/// As for [`run_panel`]; with `AVX2`, the processor must have AVX2 and FMA.
+#[inline(always)]
+unsafe fn panel_rows<const AVX2: bool>(
+    product: &ByteProduct<'_>,
+    output: Output,
+    panel: usize,
+    block: Range<usize>,
+) {
+    let mut row = block.start;
+    while row < block.end {
+        let height = TILE_ROWS.min(block.end - row);
+        // SAFETY: passed on to the caller.
+        unsafe {
+            match height {
+                1 => tile::<AVX2, 1>(product, output, panel, row),
+                2 => tile::<AVX2, 2>(product, output, panel, row),
+                3 => tile::<AVX2, 3>(product, output, panel, row),
+                _ => tile::<AVX2, 4>(product, output, panel, row),
+            }
+        }
+        row += height;
+    }
+}
+
+/// `R` rows by one panel of the result.
+///
+/// # Safety
+/// As for [`panel_rows`].
+#[inline(always)]
+unsafe fn tile<const AVX2: bool, const R: usize>(
+    product: &ByteProduct<'_>,
+    output: Output,
+    panel: usize,
+    row: usize,
+) {
+    let ByteProduct { a, b, .. } = *product;
+    let bytes = &a.bytes.as_bytes()[row * a.stride..][..R * a.stride];
+    let weights = b.panel(panel);
+    let dots = if AVX2 {
+        // SAFETY: the caller vouches for AVX2; there are R rows of `stride` bytes, and a panel has
+        // sixteen bytes for each byte of a row.
+        unsafe { avx2_dots::<R>(bytes, a.stride, weights) }
+    } else {
+        portable_dots::<R>(bytes, a.stride, weights)
+    };
+    let column = panel * PANEL;
+    let width = PANEL.min(b.columns - column);
+    // SAFETY: within the rows and columns that the caller vouches for.
+    let into = |r: usize| unsafe { output.row_part((row + r) * b.columns + column, width) };
+    // All rows of the tile at once, because one alone would wait for the latency of each operation.
+    let mut values = [[0.0; PANEL]; R];
+    for (r, (values, dots)) in values.iter_mut().zip(&dots).enumerate() {
+        read_back::<AVX2>(&b.constants[panel], a.steps[row + r], dots, values);
+        if product.start == Start::Existing {
+            let before = into(r);
+            match before.first_chunk::<PANEL>() {
+                Some(whole) => add(values, whole),
+                None => add(values, before),
+            }
+        }
+    }
+    rows::activate::<AVX2>(product.finish, values.as_flattened_mut());
+    for (r, values) in values.iter().enumerate() {
+        let into = into(r);
+        match into.first_chunk_mut::<PANEL>() {
+            Some(whole) => *whole = *values,
+            None => into.copy_from_slice(&values[..width]),
+        }
+    }
+}
+
+/// From integers back to numbers, with the bias.
+#[inline(always)]
+fn read_back<const FMA: bool>(
+    constants: &Constants,
+    step: RowStep,
+    dots: &[i32; PANEL],
+    values: &mut [f32; PANEL],
+) {
+    let Constants { scales, sums, bias } = constants;
+    for ((value, sum), bias) in values.iter_mut().zip(sums).zip(bias) {
+        *value = rows::madd::<FMA>(step.offset, *sum, *bias);
+    }
+    for ((value, dot), scale) in values.iter_mut().zip(dots).zip(scales) {
+        *value = rows::madd::<FMA>(*dot as f32 * scale, step.scale, *value);
+    }
+}
+
+#[inline(always)]
+fn add(values: &mut [f32; PANEL], others: &[f32]) {
+    for (value, other) in values.iter_mut().zip(others) {
+        *value += other;
+    }
+}
+
+fn portable_dots<const R: usize>(rows: &[u8], stride: usize, panel: &[u8]) -> [[i32; PANEL]; R] {
+    let mut dots = [[0; PANEL]; R];
+    for (r, dots) in dots.iter_mut().enumerate() {
+        let steps = rows[r * stride..][..stride].as_chunks::<4>().0;
+        for (row, weights) in steps.iter().zip(panel.as_chunks::<{ 4 * PANEL }>().0) {
+            for (dot, weights) in dots.iter_mut().zip(weights.as_chunks::<4>().0) {
+                for (value, weight) in row.iter().zip(weights) {
+                    *dot += i32::from(*value) * i32::from(weight.cast_signed());
+                }
+            }
+        }
+    }
+    dots
+}
+
+/// The sums over the depth for `R` rows and one panel.
+///
+/// # Safety
+/// The processor must have AVX2, `rows` must hold `R` rows of `stride` bytes, a multiple of 8, and
+/// `panel` sixteen times that many as one row.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+unsafe fn avx2_dots<const R: usize>(rows: &[u8], stride: usize, panel: &[u8]) -> [[i32; PANEL]; R] {
+    use std::arch::x86_64::{
+        __m256i, _mm256_add_epi16, _mm256_add_epi32, _mm256_loadu_si256, _mm256_madd_epi16,
+        _mm256_maddubs_epi16, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_setzero_si256,
+        _mm256_storeu_si256,
+    };
+
+    debug_assert!(rows.len() >= R * stride && panel.len() >= stride * PANEL && stride % GROUP == 0);
+    let ones = _mm256_set1_epi16(1);
+    let mut acc: [[__m256i; 2]; R] = [[_mm256_setzero_si256(); 2]; R];
+    let (mut row, mut weights) = (rows.as_ptr(), panel.as_ptr().cast::<__m256i>());
+    for _ in 0..stride / GROUP {
+        // SAFETY: each round reads 8 bytes of each row and 128 of the panel, and there are as many
+        // as the caller vouches for.
+        unsafe {
+            let first = [_mm256_loadu_si256(weights), _mm256_loadu_si256(weights.add(1))];
+            let second = [
+                _mm256_loadu_si256(weights.add(2)),
+                _mm256_loadu_si256(weights.add(3)),
+            ];
+            for (r, acc) in acc.iter_mut().enumerate() {
+                let at = row.add(r * stride).cast::<i32>();
+                let left = _mm256_set1_epi32(at.read_unaligned());
+                let right = _mm256_set1_epi32(at.add(1).read_unaligned());
+                for (half, acc) in acc.iter_mut().enumerate() {
+                    // Never saturates, by the choice of scales.
+                    let products = _mm256_add_epi16(
+                        _mm256_maddubs_epi16(left, first[half]),
+                        _mm256_maddubs_epi16(right, second[half]),
+                    );
+                    *acc = _mm256_add_epi32(*acc, _mm256_madd_epi16(products, ones));
+                }
+            }
+            row = row.add(GROUP);
+            weights = weights.add(4);
+        }
+    }
+    let mut dots = [[0; PANEL]; R];
+    for (dots, [low, high]) in dots.iter_mut().zip(acc) {
+        // SAFETY: sixteen integers are two registers.
+        unsafe {
+            _mm256_storeu_si256(dots.as_mut_ptr().cast(), low);
+            _mm256_storeu_si256(dots.as_mut_ptr().add(PANEL / 2).cast(), high);
+        }
+    }
+    dots
+}
+
+/// Never called: other processors have no AVX2.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn avx2_dots<const R: usize>(rows: &[u8], stride: usize, panel: &[u8]) -> [[i32; PANEL]; R] {
+    portable_dots::<R>(rows, stride, panel)
+}
+
+#[cfg(test)]
+mod tests;
