@@ -8,10 +8,10 @@
 //! ranking, not the answer.
 //!
 //! Continuity is a logistic function of what a reader would look at: words that refer back or add to
-//! what was said, similarity to the topic by the embedding model, words shared with the topic, and how
-//! many words the message brings of its own, since one that brings many can stand alone. The numbers
-//! are in [`Weights`]; they were fitted on one half of a set of dialogues and checked on the other,
-//! where dialogues were also spliced to change subject in the middle.
+//! what was said, similarity to the topic by the embedding model, words shared with the topic, names that
+//! the topic does not have, and how many words the message brings of its own, since one that brings many
+//! can stand alone. The numbers are in [`Weights`]; they were fitted on one half of a set of dialogues and
+//! checked on the other, where dialogues were also spliced to change subject in the middle.
 //!
 //! A topic is the messages that made it. Where one seems to open a new subject, the conversation is
 //! cut there, but the part before the cut stays in play, with less weight, until the next cut: a wrong
@@ -38,6 +38,8 @@ const MAX_OWN: usize = 5;
 pub struct Weights {
     pub base: f64,
     pub personal_pronoun: f64,
+    /// For "it".
+    pub impersonal_pronoun: f64,
     pub pointing_word: f64,
     pub adding_word: f64,
     /// For a cosine of 1 between message and topic.
@@ -46,6 +48,8 @@ pub struct Weights {
     pub shared_word: f64,
     /// For each word of content the message has.
     pub own_word: f64,
+    /// Where it names somebody or something that the topic does not have, and does not say "it".
+    pub new_name: f64,
     /// Added before the conversation is cut: where it matters to all messages to come, continuing is
     /// the safer guess.
     pub reluctance_to_cut: f64,
@@ -54,14 +58,16 @@ pub struct Weights {
 impl Default for Weights {
     fn default() -> Self {
         Self {
-            base: -0.7,
-            personal_pronoun: 0.5,
-            pointing_word: 1.4,
-            adding_word: 2.3,
-            similarity: 3.8,
-            shared_word: 0.65,
-            own_word: -0.24,
-            reluctance_to_cut: 0.6,
+            base: -1.1,
+            personal_pronoun: 0.15,
+            impersonal_pronoun: 2.55,
+            pointing_word: 1.6,
+            adding_word: 2.7,
+            similarity: 6.0,
+            shared_word: 0.4,
+            own_word: -0.34,
+            new_name: -1.25,
+            reluctance_to_cut: 1.55,
         }
     }
 }
@@ -226,13 +232,17 @@ fn continuity_log_odds(topic: &[String], message: &Cues, similarity: Option<f32>
     let known: std::collections::HashSet<String> =
         topic.iter().flat_map(|earlier| cues(earlier).content).collect();
     let shared = message.content.intersection(&known).count();
+    // "Does it run on Linux?" names something, to say more of what was said.
+    let names_something_new = !message.impersonal && !message.names.is_subset(&known);
     let when = |seen: bool, weight: f64| if seen { weight } else { 0.0 };
     weights.base
         + when(message.personal, weights.personal_pronoun)
+        + when(message.impersonal, weights.impersonal_pronoun)
         + when(message.pointing, weights.pointing_word)
         + when(message.adding, weights.adding_word)
         + weights.similarity * similarity
         + weights.shared_word * shared.min(MAX_SHARED) as f64
+        + when(names_something_new, weights.new_name)
         + weights.own_word * message.content.len().min(MAX_OWN) as f64
 }
 

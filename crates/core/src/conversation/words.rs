@@ -23,11 +23,11 @@ const PERSONAL: &[&str] = &[
     "they",
 ];
 
-/// Words that point at what was said, the pronoun for a thing among them: nobody opens a subject with
-/// "it".
-const POINTING: &[&str] = &[
-    "it", "its", "itself", "such", "that", "there", "these", "this", "those",
-];
+/// The pronoun for a thing: nobody opens a subject with it.
+const IMPERSONAL: &[&str] = &["it", "its", "itself"];
+
+/// Words that point at what was said.
+const POINTING: &[&str] = &["such", "that", "there", "these", "this", "those"];
 
 /// Words that add to what was said.
 const ADDING: &[&str] = &[
@@ -232,10 +232,13 @@ const FUNCTION: &[&str] = &[
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Cues {
     pub(super) personal: bool,
+    pub(super) impersonal: bool,
     pub(super) pointing: bool,
     pub(super) adding: bool,
     /// The words it could be found by, in lower case.
     pub(super) content: HashSet<String>,
+    /// Those of them that look like names, in lower case.
+    pub(super) names: HashSet<String>,
 }
 
 pub(super) fn cues(message: &str) -> Cues {
@@ -243,10 +246,31 @@ pub(super) fn cues(message: &str) -> Cues {
     let any_of = |list: &[&str]| list.iter().any(|word| words.contains(*word));
     Cues {
         personal: any_of(PERSONAL),
+        impersonal: any_of(IMPERSONAL),
         pointing: any_of(POINTING),
         adding: any_of(ADDING),
+        names: names(message),
         content: words.into_iter().filter(|word| !is_function_word(word)).collect(),
     }
+}
+
+/// Words that begin with a capital letter without being the first. Where there is no English sentence
+/// around them that says nothing: other languages write other words so, and some people all of them.
+fn names(message: &str) -> HashSet<String> {
+    let pieces = || {
+        message
+            .split(|c: char| !is_word_char(c))
+            .filter(|word| !word.is_empty())
+    };
+    if !pieces().any(is_function_word) {
+        return HashSet::new();
+    }
+    pieces()
+        .skip(1)
+        .filter(|word| word.starts_with(char::is_uppercase))
+        .map(str::to_lowercase)
+        .filter(|word| !is_function_word(word))
+        .collect()
 }
 
 /// The text without the words that nothing can be found by, and each word once. Words stay as they
@@ -286,7 +310,7 @@ mod tests {
 
     #[test]
     fn lists_are_sorted_for_binary_search() {
-        for list in [PERSONAL, POINTING, ADDING, FUNCTION] {
+        for list in [PERSONAL, IMPERSONAL, POINTING, ADDING, FUNCTION] {
             assert!(list.windows(2).all(|pair| pair[0] < pair[1]), "{list:?}");
         }
     }
@@ -301,6 +325,19 @@ mod tests {
         );
         let none = super::cues("Thermal itinerary, history");
         assert!(!none.personal && !none.pointing && !none.adding);
+    }
+
+    #[test]
+    fn names_are_capitalised_within_an_english_sentence() {
+        let names = |message: &str| {
+            let mut names: Vec<String> = super::names(message).into_iter().collect();
+            names.sort_unstable();
+            names.join(" ")
+        };
+        assert_eq!(names("Where did Miles Dempsey and I study?"), "dempsey miles");
+        assert_eq!(names("Who won?"), "");
+        assert_eq!(names("Wann erschien das Buch?"), "");
+        assert_eq!(names("WHERE DID HE STUDY"), "");
     }
 
     #[test]
