@@ -16,6 +16,7 @@ pub mod model;
 pub mod provider;
 pub mod records;
 pub mod store;
+pub mod vector;
 
 pub use collection::{Collection, CollectionName};
 pub use document::{Document, DocumentId, Metadata};

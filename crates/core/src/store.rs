@@ -10,6 +10,7 @@ use crate::document::{Document, DocumentId, Metadata};
 use crate::filter::Filter;
 use crate::fusion::{FusionWeights, RankTrail};
 use crate::model::ModelIdentity;
+use crate::vector::normalise;
 
 /// Collections of documents with their vectors and keyword index.
 ///
@@ -73,6 +74,19 @@ pub trait Store: Send + Sync {
         request: SearchRequest,
     ) -> Result<SearchOutcome, StoreError>;
 
+    /// Documents with all that is kept of them, in order. Fewer than the limit may be given although
+    /// more follow, where they are large; only [`MovedPage::next`] tells.
+    ///
+    /// Each page is of one state, the pages together need not be: a document that is there from the
+    /// first page to the last is given exactly once, as it is when its page is read; one that is
+    /// added or deleted in between may be given or not.
+    async fn export(&self, name: &CollectionName, range: MovedRange) -> Result<MovedPage, StoreError>;
+
+    /// Adds documents as another store gave them, replacing those whose id exists. What is then
+    /// exported is the same, to the last bit of every vector. Ids are distinct, vectors of one width
+    /// and of length one.
+    async fn import(&self, name: &CollectionName, documents: Vec<MovedDocument>) -> Result<(), StoreError>;
+
     async fn health(&self) -> Result<StoreHealth, StoreError>;
 }
 
@@ -95,6 +109,53 @@ pub struct DocumentBatch {
 pub struct StoredDocument {
     pub document: Document,
     pub vector: Vec<f32>,
+}
+
+/// A document with all that a store keeps of it, to be moved to another one.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MovedDocument {
+    pub document: Document,
+    /// Of length one, as every store keeps it.
+    pub vector: Vec<f32>,
+    /// The length it was given with.
+    pub norm: f32,
+    /// What made the vector; `None` where the client brought it.
+    pub model: Option<ModelIdentity>,
+}
+
+impl DocumentBatch {
+    /// As the documents are kept. Takes a while for many.
+    pub fn normalised(self) -> Vec<MovedDocument> {
+        let Self { documents, model } = self;
+        documents
+            .into_iter()
+            .map(|StoredDocument { document, mut vector }| MovedDocument {
+                norm: normalise(&mut vector),
+                document,
+                vector,
+                model: model.clone(),
+            })
+            .collect()
+    }
+}
+
+/// Where a document stands in the order of its collection. It stays there while it is replaced, and
+/// no other document ever gets its place. Of no meaning to another store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place(pub i64);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MovedRange {
+    /// Only documents behind this place; all of them where there is none.
+    pub after: Option<Place>,
+    pub limit: usize,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct MovedPage {
+    pub documents: Vec<MovedDocument>,
+    /// The place of the last of them; `None` when no document follows.
+    pub next: Option<Place>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

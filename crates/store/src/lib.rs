@@ -14,6 +14,7 @@
 //! no file.
 
 mod error;
+mod export;
 mod faults;
 mod index;
 mod inspect;

@@ -5,6 +5,7 @@ use std::time::Instant;
 use ragstone_core::analysis::analyze_query;
 use ragstone_core::fusion::{RankTrail, StageRank, fuse};
 use ragstone_core::store::{SearchHit, SearchOutcome, SearchRequest, StageTime};
+use ragstone_core::vector::normalise;
 use ragstone_core::{Document, DocumentId, Metadata};
 use roaring::RoaringBitmap;
 use rusqlite::Connection;
@@ -13,7 +14,6 @@ use crate::error::{Error, Result};
 use crate::index::Snapshot;
 use crate::index::dense::{Candidates, Neighbour, distance, nearest};
 use crate::index::kernel::dot;
-use crate::index::vectors::normalise;
 use crate::readers::View;
 
 /// How much deeper than the answer each ranking goes before the two are fused.

@@ -7,6 +7,7 @@ mod common;
 mod concurrency;
 mod deletion;
 mod model;
+mod moving;
 mod opening;
 mod ranking;
 mod records;
