@@ -217,7 +217,18 @@ pub struct StageTime {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreHealth {
     pub collections: u64,
+    /// 0 where the engine does not tell.
     pub storage_bytes: u64,
+    /// `None` of the embedded store.
+    pub engine: Option<Engine>,
+}
+
+/// An engine outside this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Engine {
+    pub name: &'static str,
+    /// What it refuses, or promises less than the embedded store does, a sentence each.
+    pub limitations: &'static [&'static str],
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -234,6 +245,9 @@ pub enum StoreError {
         expected: usize,
         actual: usize,
     },
+    /// The engine cannot do this, now or later.
+    #[error("{0}")]
+    Unsupported(String),
     /// The engine refuses for now; the same call may succeed later.
     #[error("{message}")]
     Unavailable { message: String, retry_after: Duration },

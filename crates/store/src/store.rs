@@ -350,6 +350,7 @@ impl Store for SqliteStore {
         Ok(StoreHealth {
             collections,
             storage_bytes: self.directory.storage_bytes(),
+            engine: None,
         })
     }
 }

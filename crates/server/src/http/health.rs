@@ -24,6 +24,9 @@ pub(super) struct Health {
     version: &'static str,
     collections_count: u64,
     storage_bytes: u64,
+    /// The engine that keeps the documents; absent for the embedded store.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    store: Option<StoreEngine>,
     /// Absent when no embedding model is loaded.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
@@ -31,6 +34,13 @@ pub(super) struct Health {
     /// Absent when no cross-encoder is loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     cross_encoder: Option<LoadedCrossEncoder>,
+}
+
+#[derive(Serialize, ToSchema)]
+struct StoreEngine {
+    engine: &'static str,
+    /// What it refuses, or promises less than the embedded store does.
+    limitations: &'static [&'static str],
 }
 
 #[derive(Serialize, ToSchema)]
@@ -84,6 +94,10 @@ pub(super) async fn health(State(state): State<AppState>) -> Json<Health> {
         version: env!("CARGO_PKG_VERSION"),
         collections_count: facts.map_or(0, |facts| facts.collections),
         storage_bytes: facts.map_or(0, |facts| facts.storage_bytes),
+        store: facts.and_then(|facts| facts.engine).map(|engine| StoreEngine {
+            engine: engine.name,
+            limitations: engine.limitations,
+        }),
         embedding_models,
         cross_encoder,
     })
