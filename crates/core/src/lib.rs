@@ -4,6 +4,7 @@
 //! crates meet at the types and at the few traits defined here.
 
 pub mod analysis;
+pub mod bm25;
 pub mod chat;
 pub mod collection;
 pub mod conversation;

@@ -75,7 +75,7 @@ pub trait Store: Send + Sync {
     ) -> Result<SearchOutcome, StoreError>;
 
     /// Documents with all that is kept of them, in order. Fewer than the limit may be given although
-    /// more follow, where they are large; only [`MovedPage::next`] tells.
+    /// more follow, where they are large; [`MovedPage::more`] tells.
     ///
     /// Each page is of one state, the pages together need not be: a document that is there from the
     /// first page to the last is given exactly once, as it is when its page is read; one that is
@@ -83,7 +83,8 @@ pub trait Store: Send + Sync {
     async fn export(&self, name: &CollectionName, range: MovedRange) -> Result<MovedPage, StoreError>;
 
     /// Adds documents as another store gave them, replacing those whose id exists. What is then
-    /// exported is the same, to the last bit of every vector. Ids are distinct, vectors of one width
+    /// exported is the same, to the last bit of every vector unless [`Engine::vectors`] says
+    /// otherwise. Ids are distinct, vectors of one width
     /// and of length one.
     async fn import(&self, name: &CollectionName, documents: Vec<MovedDocument>) -> Result<(), StoreError>;
 
@@ -154,8 +155,10 @@ pub struct MovedRange {
 #[derive(Debug, Clone, PartialEq)]
 pub struct MovedPage {
     pub documents: Vec<MovedDocument>,
-    /// The place of the last of them; `None` when no document follows.
-    pub next: Option<Place>,
+    /// The place of the last of them.
+    pub last: Option<Place>,
+    /// Whether documents follow it.
+    pub more: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -229,6 +232,15 @@ pub struct Engine {
     pub name: &'static str,
     /// What it refuses, or promises less than the embedded store does, a sentence each.
     pub limitations: &'static [&'static str],
+    /// Whether vectors come back as they were given, to the last bit.
+    pub vectors: KeptVectors,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeptVectors {
+    Exactly,
+    /// Their numbers may differ by a ten-millionth.
+    Rounded,
 }
 
 #[derive(Debug, thiserror::Error)]

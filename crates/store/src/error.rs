@@ -17,6 +17,14 @@ pub enum Error {
         "the database has schema {found}, written by a newer Ragstone; this one knows schemas up to {known}"
     )]
     NewerSchema { found: i64, known: i64 },
+    #[error("{path} cannot be written: {source}")]
+    Backup { path: PathBuf, source: std::io::Error },
+    #[error("there is no database in {0} to back up")]
+    NothingToBackUp(PathBuf),
+    #[error("{path} is not a backup that can be restored: {reason}")]
+    NotABackup { path: PathBuf, reason: String },
+    #[error("{0} holds data; say --force to replace it with the backup")]
+    NotEmpty(PathBuf),
     #[error("the database is damaged: {0}")]
     Damaged(String),
     #[error("Collection '{0}' not found")]

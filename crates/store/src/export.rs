@@ -58,6 +58,7 @@ pub(crate) fn export(connection: &Connection, snapshot: &Snapshot, range: MovedR
     }
     Ok(MovedPage {
         documents,
-        next: last.filter(|_| slots.peek().is_some()),
+        last,
+        more: slots.peek().is_some(),
     })
 }

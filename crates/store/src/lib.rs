@@ -5,6 +5,7 @@
 //! * `readers`: read-only connections; a read sees file and memory in one state.
 //! * `index`: per collection an immutable snapshot of metadata bitmaps, posting lists and vectors.
 //! * `load`: builds the snapshots when the store opens.
+//! * `backup`: a copy of the file while it is written to, and the way back.
 //! * `search`: filter, rank, fuse, fetch.
 //!
 //! A document's text, metadata, words and vector change in one transaction. What is deleted is
@@ -13,6 +14,7 @@
 //! moment, on [`SqliteStore::flush`] and on [`SqliteStore::close`]. From then on deleted text is in
 //! no file.
 
+mod backup;
 mod error;
 mod export;
 mod faults;
@@ -29,6 +31,7 @@ mod terms;
 mod vec_extension;
 mod writer;
 
+pub use backup::{BackedUp, Occupied, backup, restore};
 pub use error::Error;
 pub use inspect::{InspectedCollection, Inspection, inspect};
 pub use store::{SqliteStore, StoreOptions};

@@ -71,7 +71,7 @@ impl Chunked<i64> {
             .pieces
             .get(piece)
             .map_or(0, |piece| piece.partition_point(|one| *one <= value));
-        piece * PIECE + within
+        (piece * PIECE + within).min(self.len)
     }
 }
 

@@ -14,8 +14,8 @@ async fn exported(store: &dyn Store, docs: &CollectionName, limit: usize) -> Vec
         let page = store.export(docs, MovedRange { after, limit }).await.unwrap();
         assert!(page.documents.len() <= limit);
         all.extend(page.documents);
-        after = page.next;
-        if after.is_none() {
+        after = page.last;
+        if !page.more {
             return all;
         }
     }
@@ -82,7 +82,8 @@ async fn pages_go_on_where_the_last_one_ended_whatever_is_written_meanwhile() {
     let (store, docs) = (open(directory.path()), name("docs"));
     store.create_collection(&docs, Metadata::new()).await.unwrap();
     let page = |after, limit| store.export(&docs, MovedRange { after, limit });
-    assert_eq!(page(None, 3).await.unwrap().next, None);
+    let none = page(None, 3).await.unwrap();
+    assert_eq!((none.documents.len(), none.last, none.more), (0, None, false));
     let one = |n: usize| stored(&format!("d{n}"), "text", json!({}), &[1.0, n as f32]);
     store
         .upsert(&docs, batch((0..10).map(one).collect()))
@@ -97,14 +98,14 @@ async fn pages_go_on_where_the_last_one_ended_whatever_is_written_meanwhile() {
         .upsert(&docs, batch(vec![one(0), one(7), one(2)]))
         .await
         .unwrap();
-    let second = page(first.next, 4).await.unwrap();
+    let second = page(first.last, 4).await.unwrap();
     assert_eq!(ids(&second.documents), ["d5", "d6", "d7", "d8"]);
-    let third = page(second.next, 4).await.unwrap();
-    assert_eq!((ids(&third.documents), third.next), (vec!["d9", "d2"], None));
+    let third = page(second.last, 4).await.unwrap();
+    assert_eq!((ids(&third.documents), third.more), (vec!["d9", "d2"], false));
     let beyond = page(Some(Place(i64::MAX)), 4).await.unwrap();
-    assert_eq!((beyond.documents.len(), beyond.next), (0, None));
-    let exact = page(second.next, 2).await.unwrap();
-    assert_eq!((exact.documents.len(), exact.next), (2, None));
+    assert_eq!((beyond.documents.len(), beyond.more), (0, false));
+    let exact = page(second.last, 2).await.unwrap();
+    assert_eq!((exact.documents.len(), exact.more), (2, false));
 }
 
 #[tokio::test]
