@@ -22,6 +22,7 @@ mod evaluation;
 mod gateway;
 mod ingest;
 mod memory;
+mod moving;
 mod process;
 mod routes;
 mod spec;

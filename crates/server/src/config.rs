@@ -162,7 +162,9 @@ pub fn build(layers: Layers<'_>) -> Result<Settings, ConfigError> {
     Ok(Settings {
         host,
         port,
-        store: parse_store(store.as_deref(), data_dir)?,
+        store: store
+            .as_deref()
+            .map_or(Ok(StoreLocation::Embedded(data_dir)), parse_store)?,
         api_keys,
         embeddings,
         cross_encoder: from_flags.or(from_env).or(from_file),
@@ -198,16 +200,13 @@ fn parse_env<T: std::str::FromStr>(name: &str, text: &str) -> Result<T, ConfigEr
         .map_err(|_| ConfigError(format!("{name} is '{text}', which is not a number it can have")))
 }
 
-fn parse_store(url: Option<&str>, data_dir: PathBuf) -> Result<StoreLocation, ConfigError> {
-    match url {
-        None => Ok(StoreLocation::Embedded(data_dir)),
-        Some(url) => match url.split_once("://") {
-            Some(("sqlite", path)) if !path.is_empty() => Ok(StoreLocation::Embedded(path.into())),
-            _ => Err(ConfigError(format!(
-                "'{}' is not a store: give sqlite://DIRECTORY, or leave it out to use the data directory",
-                without_credentials(url)
-            ))),
-        },
+pub fn parse_store(url: &str) -> Result<StoreLocation, ConfigError> {
+    match url.split_once("://") {
+        Some(("sqlite", path)) if !path.is_empty() => Ok(StoreLocation::Embedded(path.into())),
+        _ => Err(ConfigError(format!(
+            "'{}' is not a store: give sqlite://DIRECTORY, or leave it out to use the data directory",
+            without_credentials(url)
+        ))),
     }
 }
 

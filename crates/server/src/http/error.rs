@@ -195,6 +195,7 @@ impl From<ServiceError> for ApiError {
             | ServiceError::EmbeddingDisabled => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
             }
+            ServiceError::File { .. } => Self::internal(&error),
             ServiceError::Model(error) => error.into(),
             ServiceError::Store(error) => error.into(),
         }

@@ -4,6 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use ragstone_core::store::KeptVectors;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -41,6 +42,8 @@ struct StoreEngine {
     engine: &'static str,
     /// What it refuses, or promises less than the embedded store does.
     limitations: &'static [&'static str],
+    /// Vectors come back with their last bits rounded.
+    rounds_vectors: bool,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -97,6 +100,7 @@ pub(super) async fn health(State(state): State<AppState>) -> Json<Health> {
         store: facts.and_then(|facts| facts.engine).map(|engine| StoreEngine {
             engine: engine.name,
             limitations: engine.limitations,
+            rounds_vectors: engine.vectors == KeptVectors::Rounded,
         }),
         embedding_models,
         cross_encoder,

@@ -1,0 +1,235 @@
+//! Where collections are: in a store that this process opens, or with a server.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use clap::Args;
+use ragstone_core::provider::CallError;
+use ragstone_core::store::{KeptVectors, MovedDocument, MovedPage, MovedRange, Place, Store, StoreError};
+use ragstone_core::{Collection, CollectionName, Metadata};
+use ragstone_providers::http::{Call, Repeat, ServiceClient};
+use ragstone_rag::moving::{DocumentLine, Peer, StorePeer, read_documents};
+use ragstone_store::{SqliteStore, StoreOptions};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::super::remote::RemoteArgs;
+use crate::config::{self, Flags, Layers, StoreLocation};
+
+/// The store of this machine, unless a server is named.
+#[derive(Args)]
+pub(super) struct PeerArgs {
+    /// A running server, instead of the store itself
+    #[arg(long, value_name = "URL", conflicts_with_all = ["data_dir", "store"])]
+    url: Option<String>,
+    /// Where the embedded store keeps its file [default: ragstone-data; env: RAGSTONE_DATA_DIR]
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// Which store [default: the data directory; env: RAGSTONE_STORE]
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
+    /// Configuration file [env: RAGSTONE_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+impl PeerArgs {
+    pub(super) fn open(&self) -> anyhow::Result<OpenPeer> {
+        if let Some(url) = &self.url {
+            return server(url);
+        }
+        let env = &config::process_env;
+        let flags = Flags {
+            data_dir: self.data_dir.clone(),
+            store: self.store.clone(),
+            // Nothing listens here, so nothing needs a key.
+            allow_no_key: true,
+            ..Flags::default()
+        };
+        let file = config::read_file(self.config.as_deref(), env)?;
+        let settings = config::build(Layers { flags, env, file })?;
+        store(&settings.store)
+    }
+}
+
+/// A place as `copy` names it: the address of a server or of a store, or a data directory.
+pub(super) fn open(place: &str) -> anyhow::Result<OpenPeer> {
+    match place.split_once("://") {
+        Some(("http" | "https", _)) => server(place),
+        Some(_) => store(&config::parse_store(place)?),
+        None => store(&StoreLocation::Embedded(place.into())),
+    }
+}
+
+/// An opened place, which is to be closed.
+pub(super) struct OpenPeer {
+    peer: Box<dyn Peer>,
+    embedded: Option<Arc<SqliteStore>>,
+    /// Tells it apart from others.
+    origin: String,
+}
+
+impl OpenPeer {
+    pub(super) fn peer(&self) -> &dyn Peer {
+        &*self.peer
+    }
+
+    pub(super) fn origin(&self) -> &str {
+        &self.origin
+    }
+
+    pub(super) async fn close(&self) -> anyhow::Result<()> {
+        match &self.embedded {
+            Some(store) => Ok(store.close().await?),
+            None => Ok(()),
+        }
+    }
+}
+
+fn server(url: &str) -> anyhow::Result<OpenPeer> {
+    Ok(OpenPeer {
+        peer: Box::new(Server(RemoteArgs::at(url.to_owned()).client()?)),
+        embedded: None,
+        origin: url.to_owned(),
+    })
+}
+
+fn store(location: &StoreLocation) -> anyhow::Result<OpenPeer> {
+    let StoreLocation::Embedded(directory) = location;
+    let store = SqliteStore::open(directory, StoreOptions::default()).map_err(|error| {
+        let hint = if matches!(error, ragstone_store::Error::InUse(_)) {
+            "; name the server that has it open instead, by its http:// address"
+        } else {
+            ""
+        };
+        anyhow::Error::from(error).context(format!(
+            "the store in {} cannot be opened{hint}",
+            directory.display()
+        ))
+    })?;
+    let store = Arc::new(store);
+    Ok(OpenPeer {
+        peer: Box::new(StorePeer(Arc::clone(&store) as Arc<dyn Store>)),
+        embedded: Some(store),
+        origin: directory.display().to_string(),
+    })
+}
+
+/// A running Ragstone.
+struct Server(ServiceClient);
+
+#[derive(Deserialize)]
+struct CollectionAnswer {
+    name: String,
+    count: u64,
+    #[serde(default)]
+    metadata: Metadata,
+}
+
+#[derive(Deserialize)]
+struct ListAnswer {
+    collections: Vec<CollectionAnswer>,
+}
+
+#[derive(Deserialize)]
+struct PageAnswer {
+    documents: Vec<DocumentLine<'static>>,
+    last: Option<i64>,
+    more: bool,
+}
+
+impl CollectionAnswer {
+    fn read(self) -> Result<Collection, StoreError> {
+        Ok(Collection {
+            name: CollectionName::parse(self.name).map_err(|error| StoreError::Failed(error.into()))?,
+            count: self.count,
+            metadata: self.metadata,
+            dimensions: None,
+        })
+    }
+}
+
+#[async_trait]
+impl Peer for Server {
+    async fn collections(&self) -> Result<Vec<Collection>, StoreError> {
+        let list: ListAnswer = self
+            .0
+            .call_json(Call::get("collections"))
+            .await
+            .map_err(explain)?;
+        list.collections.into_iter().map(CollectionAnswer::read).collect()
+    }
+
+    async fn collection(&self, name: &CollectionName) -> Result<Collection, StoreError> {
+        let call = Call::get(format!("collections/{name}"));
+        let mut collection = match self.0.call_json::<CollectionAnswer>(call).await {
+            Ok(answer) => answer.read()?,
+            Err(error) if error.status() == Some(404) => {
+                return Err(StoreError::CollectionNotFound(name.clone()));
+            }
+            Err(error) => return Err(explain(error)),
+        };
+        if collection.count > 0 {
+            let first = MovedRange {
+                after: None,
+                limit: 1,
+            };
+            let page = self.export(name, first).await?;
+            collection.dimensions = page.documents.first().map(|moved| moved.vector.len());
+        }
+        Ok(collection)
+    }
+
+    async fn create_collection(&self, name: &CollectionName, metadata: Metadata) -> Result<(), StoreError> {
+        let call = Call::post("collections")
+            .json(&json!({"name": name.as_str(), "metadata": metadata}))
+            .repeat(Repeat::IfUnprocessed);
+        self.0.call(call).await.map(|_| ()).map_err(explain)
+    }
+
+    async fn export(&self, name: &CollectionName, range: MovedRange) -> Result<MovedPage, StoreError> {
+        let mut call =
+            Call::get(format!("collections/{name}/export")).query("limit", range.limit.to_string());
+        if let Some(Place(after)) = range.after {
+            call = call.query("after", after.to_string());
+        }
+        let page: PageAnswer = self.0.call_json(call).await.map_err(explain)?;
+        Ok(MovedPage {
+            documents: read_documents(page.documents).map_err(|error| StoreError::Failed(error.into()))?,
+            last: page.last.map(Place),
+            more: page.more,
+        })
+    }
+
+    async fn vectors(&self) -> Result<KeptVectors, StoreError> {
+        let health: Value = self.0.call_json(Call::get("health")).await.map_err(explain)?;
+        Ok(match health.pointer("/store/rounds_vectors") {
+            Some(Value::Bool(true)) => KeptVectors::Rounded,
+            _ => KeptVectors::Exactly,
+        })
+    }
+
+    async fn import(&self, name: &CollectionName, documents: Vec<MovedDocument>) -> Result<(), StoreError> {
+        let lines: Vec<DocumentLine<'_>> = documents.iter().map(DocumentLine::from).collect();
+        let call = Call::post(format!("collections/{name}/import")).json(&json!({"documents": lines}));
+        self.0.call(call).await.map(|_| ()).map_err(explain)
+    }
+}
+
+/// What the server said, or why it said nothing. Calls were repeated already where that may help.
+fn explain(error: CallError) -> StoreError {
+    match error {
+        CallError::Answered(answer) if answer.status == 503 => StoreError::Unavailable {
+            retry_after: answer.retry_after.unwrap_or(Duration::from_secs(1)),
+            message: answer.message().unwrap_or_default(),
+        },
+        CallError::Answered(answer) => StoreError::Unsupported(
+            answer
+                .message()
+                .unwrap_or_else(|| format!("the server answered {}", answer.status)),
+        ),
+        other => StoreError::Failed(Box::new(other)),
+    }
+}
