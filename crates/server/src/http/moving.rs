@@ -15,15 +15,25 @@ use super::error::{ApiError, ErrorBody};
 use super::extract::{CollectionPath, LargeJsonBody, Params};
 use super::state::AppState;
 
-#[derive(Serialize, ToSchema)]
+#[derive(Serialize)]
+struct ExportPage<'a> {
+    documents: Vec<DocumentLine<'a>>,
+    last: Option<i64>,
+    more: bool,
+}
+
+#[derive(ToSchema)]
+#[allow(
+    dead_code,
+    reason = "describes the answer for the API document; it is an ExportPage"
+)]
 #[schema(example = json!({
     "documents": [{"id": "intro", "text": "Ragstone keeps documents.", "metadata": {"chapter": 1},
         "embedding": [0.6, 0.8], "norm": 1.0, "model": {"id": "tiny", "version": "5f2c", "dimensions": 2}}],
     "last": 17, "more": false,
 }))]
-struct ExportPage<'a> {
-    #[schema(value_type = Vec<MovedDocumentBody>)]
-    documents: Vec<DocumentLine<'a>>,
+struct ExportPageBody {
+    documents: Vec<MovedDocumentBody>,
     /// Give it as `after` to go on.
     last: Option<i64>,
     /// Whether documents follow.
@@ -72,7 +82,7 @@ struct MovedModelBody {
         ("limit" = Option<u64>, Query, description = "At most so many; 1000 unless given, and at most"),
     ),
     responses(
-        (status = 200, body = ExportPage),
+        (status = 200, body = ExportPageBody),
         (status = 400, body = ErrorBody, description = "A parameter is no number"),
         (status = 404, body = ErrorBody),
     ),

@@ -152,7 +152,7 @@ impl ChromaApi {
         name: &CollectionName,
         metadata: &Metadata,
     ) -> Result<CollectionRecord, ProviderError> {
-        let chroma_name = self.naming.to_chroma(name)?;
+        let chroma_name = self.naming.chroma_name(name)?;
         let call = Call::post(format!("{}collections", self.root))
             .json(&json!({
                 "name": chroma_name,
@@ -178,7 +178,7 @@ impl ChromaApi {
             let page: Vec<CollectionBody> = self.client.call_json(call).await?;
             let got = page.len();
             for body in page {
-                if self.naming.from_chroma(&body.name).is_some() {
+                if self.naming.our_name(&body.name).is_some() {
                     found.push(self.read(body)?);
                 } else {
                     tracing::warn!(
@@ -309,7 +309,7 @@ impl ChromaApi {
     /// The name of a collection that may be there: of names that Chroma cannot have, none is.
     fn existing(&self, name: &CollectionName) -> Result<String, ProviderError> {
         self.naming
-            .to_chroma(name)
+            .chroma_name(name)
             .map_err(|_| ProviderError::CollectionNotFound(name.clone()))
     }
 
@@ -324,7 +324,7 @@ impl ChromaApi {
         }
         let name = self
             .naming
-            .from_chroma(&body.name)
+            .our_name(&body.name)
             .ok_or_else(|| self.bad_answer("a collection of another name than was asked for"))?;
         let space = body
             .configuration_json

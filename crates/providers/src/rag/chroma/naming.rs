@@ -18,7 +18,7 @@ const PREFIX: &str = "ragstone--";
 const SUFFIX: &str = "-x";
 
 impl Naming {
-    pub(super) fn to_chroma(self, name: &CollectionName) -> Result<String, InvalidInput> {
+    pub(super) fn chroma_name(self, name: &CollectionName) -> Result<String, InvalidInput> {
         let text = name.as_str();
         match self {
             Self::AsTheyAre if is_possible(text) => Ok(text.to_owned()),
@@ -32,7 +32,7 @@ impl Naming {
     }
 
     /// `None` for a name that cannot be one of ours.
-    pub(super) fn from_chroma(self, name: &str) -> Option<CollectionName> {
+    pub(super) fn our_name(self, name: &str) -> Option<CollectionName> {
         if self == Self::Wrapped
             && let Some(rest) = name.strip_prefix(PREFIX)
         {
@@ -100,22 +100,22 @@ mod tests {
         let mut seen = std::collections::HashSet::new();
         let ours = names.map(|name| CollectionName::parse(name).unwrap());
         for name in ours.iter().chain([&CollectionName::internal("memory.knowledge")]) {
-            let there = Naming::Wrapped.to_chroma(name).unwrap();
+            let there = Naming::Wrapped.chroma_name(name).unwrap();
             assert!(is_possible(&there) && there.len() <= 512, "{there}");
-            assert_eq!(Naming::Wrapped.from_chroma(&there).as_ref(), Some(name));
+            assert_eq!(Naming::Wrapped.our_name(&there).as_ref(), Some(name));
             assert!(seen.insert(there));
         }
-        assert_eq!(Naming::Wrapped.to_chroma(&ours[0]).unwrap(), "docs");
+        assert_eq!(Naming::Wrapped.chroma_name(&ours[0]).unwrap(), "docs");
     }
 
     #[test]
     fn what_we_did_not_wrap_is_not_unwrapped() {
         for name in ["ragstone--a-q-x", "ragstone--a", "ragstone---x"] {
-            assert_eq!(Naming::Wrapped.from_chroma(name), None, "{name}");
+            assert_eq!(Naming::Wrapped.our_name(name), None, "{name}");
         }
         assert!(
             Naming::AsTheyAre
-                .to_chroma(&CollectionName::parse("ab").unwrap())
+                .chroma_name(&CollectionName::parse("ab").unwrap())
                 .is_err()
         );
     }

@@ -12,7 +12,7 @@ use ragstone_core::{Collection, CollectionName, Metadata};
 use ragstone_providers::http::{Call, Repeat, ServiceClient};
 use ragstone_rag::moving::{DocumentLine, Peer, StorePeer, read_documents};
 use ragstone_store::{SqliteStore, StoreOptions};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::super::remote::RemoteArgs;
@@ -140,6 +140,11 @@ struct PageAnswer {
     more: bool,
 }
 
+#[derive(Serialize)]
+struct ImportBody<'a> {
+    documents: Vec<DocumentLine<'a>>,
+}
+
 impl CollectionAnswer {
     fn read(self) -> Result<Collection, StoreError> {
         Ok(Collection {
@@ -212,8 +217,10 @@ impl Peer for Server {
     }
 
     async fn import(&self, name: &CollectionName, documents: Vec<MovedDocument>) -> Result<(), StoreError> {
-        let lines: Vec<DocumentLine<'_>> = documents.iter().map(DocumentLine::from).collect();
-        let call = Call::post(format!("collections/{name}/import")).json(&json!({"documents": lines}));
+        let body = ImportBody {
+            documents: documents.iter().map(DocumentLine::from).collect(),
+        };
+        let call = Call::post(format!("collections/{name}/import")).json(&body);
         self.0.call(call).await.map(|_| ()).map_err(explain)
     }
 }
