@@ -104,13 +104,8 @@ async fn a_restore_replaces_nothing_unasked_and_nothing_in_use() {
         .await
         .succeeded();
     server.add("docs", vec![document(10)]).await;
-    let force = [
-        "restore",
-        text(&at("backup")),
-        "--force",
-        "--data-dir",
-        text(&data),
-    ];
+    let backup = at("backup");
+    let force = ["restore", text(&backup), "--force", "--data-dir", text(&data)];
     let used = ragstone(&force).await;
     assert!(used.failed_with(1).contains("in use by another"), "{used:?}");
     assert_eq!(server.get("/collections/docs").await.ok()["count"], 11);

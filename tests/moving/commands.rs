@@ -34,10 +34,11 @@ async fn export_import_and_export_again_gives_the_same_bytes_with_and_without_a_
     let target_data = target.setup().data_dir();
     let _keep = target.setup().clone();
     target.stop();
+    let direct_file = at("direct.jsonl");
     let direct = [
         "export",
         "docs",
-        text(&at("direct.jsonl")),
+        text(&direct_file),
         "--data-dir",
         text(&target_data),
     ];
