@@ -2,6 +2,7 @@
 //! would do it.
 
 mod backup;
+mod chroma;
 mod commands;
 mod routes;
 

@@ -12,7 +12,7 @@ use ragstone_rag::chat::{ContextAwareModelAdapter, ContextOptions};
 use ragstone_rag::memory::{Buffer, BufferOptions, CacheLimits, Memory, Ownership, Rag, RagDefaults};
 use ragstone_rag::{Models, Service};
 
-use crate::config::{self, ConfigError, Settings, StoreLocation};
+use crate::config::{self, ConfigError, Settings};
 
 /// `embedding.provider` for a model of this process; `embedding.model` says which.
 pub(crate) const IN_PROCESS: &str = "in-process";
@@ -50,12 +50,12 @@ impl Agent {
         };
         let identity = &embedder.info().identity;
         tracing::info!(model = %identity.version, dimensions = identity.dimensions, "agent memory is embedded");
-        // The directory of the embedded store is locked, so nobody else works on it.
-        let StoreLocation::Embedded(_) = &settings.store;
-        let options = BufferOptions {
-            ownership: Ownership::Exclusive,
-            ..options
+        let ownership = if settings.store.is_shared() {
+            Ownership::Shared
+        } else {
+            Ownership::Exclusive
         };
+        let options = BufferOptions { ownership, ..options };
         let buffer = Buffer::start(
             Arc::clone(&records),
             Arc::clone(&store),

@@ -75,6 +75,27 @@ pub struct Settings {
 pub enum StoreLocation {
     /// The embedded store, in this directory.
     Embedded(PathBuf),
+    /// A ChromaDB server; what it cannot keep is in this directory.
+    Chroma { url: String, data_dir: PathBuf },
+}
+
+impl StoreLocation {
+    /// Whether other processes may work on the same records. The directory they are in is locked.
+    pub fn is_shared(&self) -> bool {
+        match self {
+            Self::Embedded(_) | Self::Chroma { .. } => false,
+        }
+    }
+}
+
+/// Without any password.
+impl std::fmt::Display for StoreLocation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Embedded(directory) => write!(f, "{}", directory.display()),
+            Self::Chroma { url, .. } => f.write_str(url),
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -162,9 +183,10 @@ pub fn build(layers: Layers<'_>) -> Result<Settings, ConfigError> {
     Ok(Settings {
         host,
         port,
-        store: store
-            .as_deref()
-            .map_or(Ok(StoreLocation::Embedded(data_dir)), parse_store)?,
+        store: match store {
+            Some(url) => parse_store(&url, data_dir)?,
+            None => StoreLocation::Embedded(data_dir),
+        },
         api_keys,
         embeddings,
         cross_encoder: from_flags.or(from_env).or(from_file),
@@ -200,11 +222,19 @@ fn parse_env<T: std::str::FromStr>(name: &str, text: &str) -> Result<T, ConfigEr
         .map_err(|_| ConfigError(format!("{name} is '{text}', which is not a number it can have")))
 }
 
-pub fn parse_store(url: &str) -> Result<StoreLocation, ConfigError> {
+/// `data_dir` is where what another engine cannot keep is kept.
+pub fn parse_store(url: &str, data_dir: PathBuf) -> Result<StoreLocation, ConfigError> {
     match url.split_once("://") {
         Some(("sqlite", path)) if !path.is_empty() => Ok(StoreLocation::Embedded(path.into())),
+        Some(("chroma" | "chromas", _)) => {
+            crate::stores::connect_chroma(url)?;
+            Ok(StoreLocation::Chroma {
+                url: url.to_owned(),
+                data_dir,
+            })
+        }
         _ => Err(ConfigError(format!(
-            "'{}' is not a store: give sqlite://DIRECTORY, or leave it out to use the data directory",
+            "'{}' is not a store: give sqlite://DIRECTORY or chroma://HOST:PORT, or leave it out to use the data directory",
             without_credentials(url)
         ))),
     }

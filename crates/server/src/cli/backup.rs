@@ -50,6 +50,11 @@ impl PlaceArgs {
         let file = config::read_file(self.config.as_deref(), env)?;
         match config::build(Layers { flags, env, file })?.store {
             StoreLocation::Embedded(directory) => Ok(directory),
+            _ => Err(ConfigError(
+                "backup and restore are for the embedded store; another store has its engine's own tools, and \
+                 `ragstone export` takes collections out of any"
+                    .to_owned(),
+            )),
         }
     }
 }

@@ -67,7 +67,7 @@ pub(super) fn export(args: &ExportArgs) -> anyhow::Result<()> {
     telemetry::start_logs(telemetry::LogFormat::Text);
     let name = CollectionName::parse(args.collection.as_str())?;
     block_on(async {
-        let open = args.peer.open()?;
+        let open = args.peer.open().await?;
         let done = unless_stopped(export_from(&open, &name, &args.file)).await;
         open.close().await?;
         done
@@ -114,7 +114,7 @@ pub(super) fn import(args: &ImportArgs) -> anyhow::Result<()> {
     let name = args.collection.as_ref().unwrap_or(&source.head.collection);
     let name = CollectionName::parse(name.as_str())?;
     block_on(async {
-        let open = args.peer.open()?;
+        let open = args.peer.open().await?;
         let head = source.head.clone();
         let shown = Shown::start("imported", total);
         let done = unless_stopped(async {
@@ -140,8 +140,8 @@ pub(super) fn copy(args: &CopyArgs) -> anyhow::Result<()> {
         .map(|name| CollectionName::parse(name.as_str()))
         .collect::<Result<Vec<_>, _>>()?;
     block_on(async {
-        let from = peers::open(&args.from).context("--from cannot be opened")?;
-        let to = peers::open(&args.to).context("--to cannot be opened")?;
+        let from = peers::open(&args.from).await.context("--from cannot be opened")?;
+        let to = peers::open(&args.to).await.context("--to cannot be opened")?;
         let done = unless_stopped(copy_all(&from, &to, named)).await;
         from.close().await?;
         to.close().await?;

@@ -11,12 +11,12 @@ use ragstone_core::store::{KeptVectors, MovedDocument, MovedPage, MovedRange, Pl
 use ragstone_core::{Collection, CollectionName, Metadata};
 use ragstone_providers::http::{Call, Repeat, ServiceClient};
 use ragstone_rag::moving::{DocumentLine, Peer, StorePeer, read_documents};
-use ragstone_store::{SqliteStore, StoreOptions};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::super::remote::RemoteArgs;
 use crate::config::{self, Flags, Layers, StoreLocation};
+use crate::stores::{OpenStore, connect_chroma};
 
 /// The store of this machine, unless a server is named.
 #[derive(Args)]
@@ -36,7 +36,7 @@ pub(super) struct PeerArgs {
 }
 
 impl PeerArgs {
-    pub(super) fn open(&self) -> anyhow::Result<OpenPeer> {
+    pub(super) async fn open(&self) -> anyhow::Result<OpenPeer> {
         if let Some(url) = &self.url {
             return server(url);
         }
@@ -50,23 +50,24 @@ impl PeerArgs {
         };
         let file = config::read_file(self.config.as_deref(), env)?;
         let settings = config::build(Layers { flags, env, file })?;
-        store(&settings.store)
+        store(&settings.store).await
     }
 }
 
 /// A place as `copy` names it: the address of a server or of a store, or a data directory.
-pub(super) fn open(place: &str) -> anyhow::Result<OpenPeer> {
+pub(super) async fn open(place: &str) -> anyhow::Result<OpenPeer> {
     match place.split_once("://") {
         Some(("http" | "https", _)) => server(place),
-        Some(_) => store(&config::parse_store(place)?),
-        None => store(&StoreLocation::Embedded(place.into())),
+        // Collections are all that is moved, so no directory is needed for what they are not.
+        Some(_) => store(&config::parse_store(place, PathBuf::new())?).await,
+        None => store(&StoreLocation::Embedded(place.into())).await,
     }
 }
 
 /// An opened place, which is to be closed.
 pub(super) struct OpenPeer {
     peer: Box<dyn Peer>,
-    embedded: Option<Arc<SqliteStore>>,
+    store: Option<OpenStore>,
     /// Tells it apart from others.
     origin: String,
 }
@@ -81,7 +82,7 @@ impl OpenPeer {
     }
 
     pub(super) async fn close(&self) -> anyhow::Result<()> {
-        match &self.embedded {
+        match &self.store {
             Some(store) => Ok(store.close().await?),
             None => Ok(()),
         }
@@ -91,29 +92,33 @@ impl OpenPeer {
 fn server(url: &str) -> anyhow::Result<OpenPeer> {
     Ok(OpenPeer {
         peer: Box::new(Server(RemoteArgs::at(url.to_owned()).client()?)),
-        embedded: None,
+        store: None,
         origin: url.to_owned(),
     })
 }
 
-fn store(location: &StoreLocation) -> anyhow::Result<OpenPeer> {
-    let StoreLocation::Embedded(directory) = location;
-    let store = SqliteStore::open(directory, StoreOptions::default()).map_err(|error| {
-        let hint = if matches!(error, ragstone_store::Error::InUse(_)) {
-            "; name the server that has it open instead, by its http:// address"
+async fn store(location: &StoreLocation) -> anyhow::Result<OpenPeer> {
+    let origin = location.to_string();
+    if let StoreLocation::Chroma { url, .. } = location {
+        let store: Arc<dyn Store> = Arc::new(connect_chroma(url)?);
+        return Ok(OpenPeer {
+            peer: Box::new(StorePeer(store)),
+            store: None,
+            origin,
+        });
+    }
+    let store = OpenStore::open(location).await.map_err(|error| {
+        let in_use = matches!(error.downcast_ref(), Some(ragstone_store::Error::InUse(_)));
+        if in_use {
+            error.context("a server has the store open: name the server instead, by its http:// address")
         } else {
-            ""
-        };
-        anyhow::Error::from(error).context(format!(
-            "the store in {} cannot be opened{hint}",
-            directory.display()
-        ))
+            error
+        }
     })?;
-    let store = Arc::new(store);
     Ok(OpenPeer {
-        peer: Box::new(StorePeer(Arc::clone(&store) as Arc<dyn Store>)),
-        embedded: Some(store),
-        origin: directory.display().to_string(),
+        peer: Box::new(StorePeer(store.store())),
+        store: Some(store),
+        origin,
     })
 }
 
