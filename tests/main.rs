@@ -23,6 +23,7 @@ mod gateway;
 mod ingest;
 mod memory;
 mod moving;
+mod postgres;
 mod process;
 mod routes;
 mod spec;

@@ -5,6 +5,7 @@ mod answer;
 pub mod chroma;
 pub mod fixtures;
 pub mod hub;
+pub mod postgres;
 pub mod raw;
 mod server;
 mod setup;

@@ -14,6 +14,9 @@ use ragstone_rag::{Models, Service};
 
 use crate::config::{self, ConfigError, Settings};
 
+/// What a process that dies has begun, another one takes over well within half a minute.
+const SHARED_LEASE: Duration = Duration::from_secs(20);
+
 /// `embedding.provider` for a model of this process; `embedding.model` says which.
 pub(crate) const IN_PROCESS: &str = "in-process";
 
@@ -50,12 +53,18 @@ impl Agent {
         };
         let identity = &embedder.info().identity;
         tracing::info!(model = %identity.version, dimensions = identity.dimensions, "agent memory is embedded");
-        let ownership = if settings.store.is_shared() {
-            Ownership::Shared
+        let options = if settings.store.is_shared() {
+            BufferOptions {
+                ownership: Ownership::Shared,
+                lease: SHARED_LEASE,
+                ..options
+            }
         } else {
-            Ownership::Exclusive
+            BufferOptions {
+                ownership: Ownership::Exclusive,
+                ..options
+            }
         };
-        let options = BufferOptions { ownership, ..options };
         let buffer = Buffer::start(
             Arc::clone(&records),
             Arc::clone(&store),

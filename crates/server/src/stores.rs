@@ -6,7 +6,7 @@ use anyhow::Context;
 use ragstone_core::records::Records;
 use ragstone_core::store::{Store, StoreError};
 use ragstone_providers::rag::ChromaStore;
-use ragstone_store::{SqliteStore, StoreOptions};
+use ragstone_store::{PostgresOptions, PostgresStore, SqliteStore, StoreOptions};
 use secrecy::SecretString;
 
 use crate::config::{self, ConfigError, StoreLocation};
@@ -14,6 +14,7 @@ use crate::config::{self, ConfigError, StoreLocation};
 #[derive(Clone)]
 pub(crate) enum OpenStore {
     Embedded(Arc<SqliteStore>),
+    Postgres(Arc<PostgresStore>),
     /// ChromaDB has no transactions, so records are kept in a store of this process.
     Chroma {
         store: Arc<ChromaStore>,
@@ -25,6 +26,12 @@ impl OpenStore {
     pub(crate) async fn open(location: &StoreLocation) -> anyhow::Result<Self> {
         match location {
             StoreLocation::Embedded(directory) => Ok(Self::Embedded(open_embedded(directory)?)),
+            StoreLocation::Postgres(url) => {
+                let store = PostgresStore::open(url, PostgresOptions::default())
+                    .await
+                    .with_context(|| format!("the store {url} cannot be opened"))?;
+                Ok(Self::Postgres(Arc::new(store)))
+            }
             StoreLocation::Chroma { url, data_dir } => Ok(Self::Chroma {
                 store: Arc::new(connect_chroma(url)?),
                 records: open_embedded(data_dir)?,
@@ -35,6 +42,7 @@ impl OpenStore {
     pub(crate) fn store(&self) -> Arc<dyn Store> {
         match self {
             Self::Embedded(store) => Arc::clone(store) as _,
+            Self::Postgres(store) => Arc::clone(store) as _,
             Self::Chroma { store, .. } => Arc::clone(store) as _,
         }
     }
@@ -42,6 +50,7 @@ impl OpenStore {
     pub(crate) fn records(&self) -> Arc<dyn Records> {
         match self {
             Self::Embedded(store) => Arc::clone(store) as _,
+            Self::Postgres(store) => Arc::clone(store) as _,
             Self::Chroma { records, .. } => Arc::clone(records) as _,
         }
     }
@@ -50,6 +59,10 @@ impl OpenStore {
     pub(crate) async fn close(&self) -> Result<(), StoreError> {
         match self {
             Self::Embedded(store) | Self::Chroma { records: store, .. } => store.close().await,
+            Self::Postgres(store) => {
+                store.close();
+                Ok(())
+            }
         }
     }
 }

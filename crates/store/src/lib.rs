@@ -1,5 +1,6 @@
-//! The embedded store: SQLite in one file is the truth, and what is held in memory is derived from
-//! it and can be rebuilt at any time.
+//! The stores: [`PostgresStore`] for several processes over one database, and the embedded one,
+//! [`SqliteStore`], which all the rest is about. SQLite in one file is the truth there, and what is
+//! held in memory is derived from it and can be rebuilt at any time.
 //!
 //! * `writer`: one thread owns the connection that writes and commits whatever is queued at once.
 //! * `readers`: read-only connections; a read sees file and memory in one state.
@@ -21,6 +22,7 @@ mod faults;
 mod index;
 mod inspect;
 mod load;
+mod postgres;
 mod published;
 mod readers;
 mod records;
@@ -34,4 +36,7 @@ mod writer;
 pub use backup::{BackedUp, Occupied, backup, restore};
 pub use error::Error;
 pub use inspect::{InspectedCollection, Inspection, inspect};
+pub use postgres::{
+    PostgresInspection, PostgresOptions, PostgresStore, PostgresUrl, Thresholds, inspect_postgres,
+};
 pub use store::{SqliteStore, StoreOptions};

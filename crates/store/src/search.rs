@@ -144,7 +144,7 @@ fn hybrid(
     request: &SearchRequest,
     clock: &mut StageClock,
 ) -> Vec<Ranked> {
-    let depth = request.limit.saturating_mul(FUSION_DEPTH).max(FUSION_AT_LEAST);
+    let depth = fusion_depth(request.limit);
     let distance_of = |slot: u32| {
         let similarity = snapshot
             .vectors()
@@ -180,8 +180,13 @@ fn hybrid(
     })
 }
 
+/// How deep each ranking goes for an answer of this length.
+pub(crate) fn fusion_depth(limit: usize) -> usize {
+    limit.saturating_mul(FUSION_DEPTH).max(FUSION_AT_LEAST)
+}
+
 /// The score clients see: one for the same direction, zero for the opposite one.
-fn dense_score(similarity: f32) -> f64 {
+pub(crate) fn dense_score(similarity: f32) -> f64 {
     f64::from(1.0 - distance(similarity) / 2.0)
 }
 
@@ -208,18 +213,29 @@ pub(crate) fn document(id: String, metadata: &str, text: String) -> Result<Docum
 }
 
 #[derive(Default)]
-struct StageClock {
-    stages: Vec<StageTime>,
+pub(crate) struct StageClock {
+    pub(crate) stages: Vec<StageTime>,
 }
 
 impl StageClock {
-    fn time<T>(&mut self, stage: &'static str, work: impl FnOnce() -> T) -> T {
+    pub(crate) fn time<T>(&mut self, stage: &'static str, work: impl FnOnce() -> T) -> T {
         let start = Instant::now();
         let outcome = work();
+        self.note(stage, start);
+        outcome
+    }
+
+    pub(crate) async fn time_async<T>(&mut self, stage: &'static str, work: impl Future<Output = T>) -> T {
+        let start = Instant::now();
+        let outcome = work.await;
+        self.note(stage, start);
+        outcome
+    }
+
+    fn note(&mut self, stage: &'static str, start: Instant) {
         self.stages.push(StageTime {
             stage,
             took: start.elapsed(),
         });
-        outcome
     }
 }

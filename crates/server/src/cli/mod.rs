@@ -82,7 +82,8 @@ struct ServeArgs {
     /// Where the embedded store keeps its file [default: ragstone-data; env: RAGSTONE_DATA_DIR]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// Which store to use: sqlite://DIR or chroma://HOST:PORT [default: the data directory; env: RAGSTONE_STORE]
+    /// Which store to use: sqlite://DIR, postgres://USER:PASSWORD@HOST/DATABASE or chroma://HOST:PORT
+    /// [default: the data directory; env: RAGSTONE_STORE, where other users cannot read a password]
     #[arg(long, value_name = "URL")]
     store: Option<String>,
     /// Configuration file [env: RAGSTONE_CONFIG]

@@ -1,13 +1,19 @@
 //! Documents leave a store and enter another one as they were.
 
 use ragstone_core::model::ModelIdentity;
-use ragstone_core::store::{DocumentBatch, MovedDocument, MovedRange, Place, Selection, Store, StoreError};
+use ragstone_core::store::{DocumentBatch, MovedDocument, MovedRange, Place, Selection, StoreError};
 use ragstone_core::{CollectionName, Metadata};
 use serde_json::json;
 
-use crate::common::{Noise, batch, id, name, open, stored};
+use crate::common::*;
 
-async fn exported(store: &dyn Store, docs: &CollectionName, limit: usize) -> Vec<MovedDocument> {
+on_every_store!(
+    what_is_imported_is_exported_again_to_the_last_bit,
+    pages_go_on_where_the_last_one_ended_whatever_is_written_meanwhile,
+    what_cannot_be_imported_changes_nothing,
+);
+
+async fn exported(store: &dyn Subject, docs: &CollectionName, limit: usize) -> Vec<MovedDocument> {
     let mut all = Vec::new();
     let mut after = None;
     loop {
@@ -26,7 +32,7 @@ fn ids(documents: &[MovedDocument]) -> Vec<&str> {
 }
 
 /// Three models, two of them versions of one, and odd vectors.
-async fn fill(store: &dyn Store, docs: &CollectionName) {
+async fn fill(store: &dyn Subject, docs: &CollectionName) {
     let model = |version: &str| ModelIdentity {
         id: "m".into(),
         version: version.into(),
@@ -49,13 +55,12 @@ async fn fill(store: &dyn Store, docs: &CollectionName) {
     }
 }
 
-#[tokio::test]
-async fn what_is_imported_is_exported_again_to_the_last_bit() {
-    let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let (from, docs) = (open(from.path()), name("docs"));
+async fn what_is_imported_is_exported_again_to_the_last_bit(engine: Engine) {
+    let (from, to) = (Home::new(engine).await, Home::new(engine).await);
+    let (from, docs) = (from.open().await, name("docs"));
     from.create_collection(&docs, Metadata::new()).await.unwrap();
-    fill(&from, &docs).await;
-    let before = exported(&from, &docs, 4).await;
+    fill(&*from, &docs).await;
+    let before = exported(&*from, &docs, 4).await;
     assert_eq!(before.len(), 15);
     assert!(before.iter().any(|moved| (moved.norm - 1.0).abs() > 0.5));
     let models: Vec<Option<&str>> = before
@@ -63,23 +68,22 @@ async fn what_is_imported_is_exported_again_to_the_last_bit() {
         .map(|moved| moved.model.as_ref().map(|model| model.version.as_str()))
         .collect();
     assert_eq!((models[0], models[5], models[14]), (None, Some("1"), Some("2")));
-    let target = open(to.path());
+    let target = to.open().await;
     target.create_collection(&docs, Metadata::new()).await.unwrap();
     for part in before.chunks(4) {
         target.import(&docs, part.to_vec()).await.unwrap();
     }
     // Again, as after an interruption: nothing is there twice and all keep their places.
     target.import(&docs, before[3..9].to_vec()).await.unwrap();
-    assert_eq!(exported(&target, &docs, 100).await, before);
-    target.close().await.unwrap();
+    assert_eq!(exported(&*target, &docs, 100).await, before);
+    target.shut().await;
     drop(target);
-    assert_eq!(exported(&open(to.path()), &docs, 1).await, before);
+    assert_eq!(exported(&*to.open().await, &docs, 1).await, before);
 }
 
-#[tokio::test]
-async fn pages_go_on_where_the_last_one_ended_whatever_is_written_meanwhile() {
-    let directory = tempfile::tempdir().unwrap();
-    let (store, docs) = (open(directory.path()), name("docs"));
+async fn pages_go_on_where_the_last_one_ended_whatever_is_written_meanwhile(engine: Engine) {
+    let home = Home::new(engine).await;
+    let (store, docs) = (home.open().await, name("docs"));
     store.create_collection(&docs, Metadata::new()).await.unwrap();
     let page = |after, limit| store.export(&docs, MovedRange { after, limit });
     let none = page(None, 3).await.unwrap();
@@ -108,10 +112,9 @@ async fn pages_go_on_where_the_last_one_ended_whatever_is_written_meanwhile() {
     assert_eq!((exact.documents.len(), exact.more), (2, false));
 }
 
-#[tokio::test]
-async fn what_cannot_be_imported_changes_nothing() {
-    let directory = tempfile::tempdir().unwrap();
-    let (store, docs) = (open(directory.path()), name("docs"));
+async fn what_cannot_be_imported_changes_nothing(engine: Engine) {
+    let home = Home::new(engine).await;
+    let (store, docs) = (home.open().await, name("docs"));
     let moved = |document_id: &str, vector: &[f32]| MovedDocument {
         document: stored(document_id, "text", json!({}), vector).document,
         vector: vector.to_vec(),

@@ -4,7 +4,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 
 use ragstone_core::store::Store;
-use ragstone_store::{InspectedCollection, Inspection, inspect};
+use ragstone_store::{InspectedCollection, Inspection, inspect, inspect_postgres};
 
 use super::Check;
 use crate::config::{Settings, StoreLocation};
@@ -36,6 +36,13 @@ pub(super) async fn store(settings: &Settings) -> (Vec<Check>, Vec<InspectedColl
         StoreLocation::Embedded(path) => {
             let (database, collections) = database(path);
             (vec![writable(path), database], collections)
+        }
+        StoreLocation::Postgres(url) => {
+            let check = match inspect_postgres(url).await {
+                Ok(found) => Check::pass("Store", format!("{url} answers: {found}")),
+                Err(error) => Check::fail("Store", format!("{url}: {error}")),
+            };
+            (vec![check], Vec::new())
         }
         StoreLocation::Chroma { url, data_dir } => {
             let name = "Store";
