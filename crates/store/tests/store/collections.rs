@@ -1,7 +1,7 @@
 //! Collections and documents through the `Store` trait.
 
 use crate::common::*;
-use ragstone_core::store::{MetadataUpdate, Page, SearchRequest, Selection, Store, StoreError};
+use ragstone_core::store::{MetadataUpdate, Page, SearchRequest, Selection, StoreError};
 use ragstone_core::{Collection, CollectionName, Filter, Metadata};
 use serde_json::json;
 
