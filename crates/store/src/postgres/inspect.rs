@@ -35,6 +35,7 @@ pub async fn inspect_postgres(url: &PostgresUrl) -> Result<PostgresInspection> {
     let size = PoolSize {
         connections: 1,
         wait: Duration::from_secs(5),
+        statement: READ_DEADLINE,
     };
     let pool = pool(url, &size)?;
     let versions = Statement::new(

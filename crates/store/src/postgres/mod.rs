@@ -92,15 +92,16 @@ pub struct PostgresStore {
 impl PostgresStore {
     /// Connects, and brings the schema up to date if no other process has.
     pub async fn open(url: &PostgresUrl, options: PostgresOptions) -> Result<Self> {
-        let size = |connections: usize, seconds| PoolSize {
+        let size = |connections: usize, wait, statement| PoolSize {
             connections: connections.max(1),
-            wait: Duration::from_secs(seconds),
+            wait: Duration::from_secs(wait),
+            statement,
         };
-        let readers = pool::pool(url, &size(options.readers, 5))?;
-        let writers = pool::pool(url, &size(options.writers, 15))?;
+        let readers = pool::pool(url, &size(options.readers, 5, READ_DEADLINE))?;
+        let writers = pool::pool(url, &size(options.writers, 15, WRITE_DEADLINE))?;
         within(WRITE_DEADLINE, again(|| schema::migrate(&writers))).await?;
         let discarded = Arc::new(Notify::new());
-        let backstage = pool::pool(url, &size(1, 5))?;
+        let backstage = pool::pool(url, &size(1, 5, READ_DEADLINE))?;
         let keeper = keeper::Keeper::new(backstage, Arc::clone(&discarded), options.thresholds);
         Ok(Self {
             readers,

@@ -16,15 +16,14 @@ use super::statement::Statement;
 use super::url::PostgresUrl;
 use crate::error::{Error, Result};
 
-/// What every connection is set to. A statement that takes longer is given up by the server, also
-/// when nobody waits for it any more; a transaction whose process is gone does not hold its locks.
+/// What every connection is set to. A transaction whose process is gone does not hold its locks.
 /// Without the iterative scan, a filtered search would come back with too few.
 const SESSION: &str = "
-SET statement_timeout = '30s';
 SET idle_in_transaction_session_timeout = '20s';
 SET hnsw.iterative_scan = 'relaxed_order';
 SET hnsw.ef_search = 200;
 SET hnsw.max_scan_tuples = 40000;
+SET hnsw.scan_mem_multiplier = 4;
 SET jit = off;
 ";
 
@@ -32,6 +31,8 @@ pub(super) struct PoolSize {
     pub(super) connections: usize,
     /// How long a caller waits for a connection before it is told to come back later.
     pub(super) wait: Duration,
+    /// A statement that takes longer is given up by the server, also when nobody waits for it any more.
+    pub(super) statement: Duration,
 }
 
 pub(super) fn pool(url: &PostgresUrl, size: &PoolSize) -> Result<Pool> {
@@ -42,14 +43,16 @@ pub(super) fn pool(url: &PostgresUrl, size: &PoolSize) -> Result<Pool> {
             recycling_method: RecyclingMethod::Fast,
         },
     );
+    let session = format!("{SESSION} SET statement_timeout = {}", size.statement.as_millis());
     Pool::builder(manager)
         .max_size(size.connections)
         .wait_timeout(Some(size.wait))
         .create_timeout(Some(Duration::from_secs(5)))
         .recycle_timeout(Some(Duration::from_secs(5)))
         .runtime(Runtime::Tokio1)
-        .post_create(Hook::async_fn(|client, _| {
-            Box::pin(async move { client.batch_execute(SESSION).await.map_err(HookError::Backend) })
+        .post_create(Hook::async_fn(move |client, _| {
+            let session = session.clone();
+            Box::pin(async move { client.batch_execute(&session).await.map_err(HookError::Backend) })
         }))
         .build()
         .map_err(|error| Error::DatabaseUrl(error.to_string()))
