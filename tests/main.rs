@@ -22,6 +22,8 @@ mod evaluation;
 mod gateway;
 mod ingest;
 mod memory;
+mod moving;
+mod postgres;
 mod process;
 mod routes;
 mod spec;

@@ -70,7 +70,8 @@ async fn a_cross_encoder_reorders_a_larger_candidate_set() {
 
 #[tokio::test]
 async fn a_query_needs_the_collections_model_only_for_vectors() {
-    let setup = Setup::serve();
+    // By its directory, which the second server is told.
+    let setup = Setup::serve_embedded();
     let data = setup.data_dir();
     let server = setup
         .clone()

@@ -1,8 +1,11 @@
 //! Starting the program as a user would, and talking to it over HTTP.
 
 mod answer;
+#[path = "../../crates/providers/tests/common/chroma.rs"]
+pub mod chroma;
 pub mod fixtures;
 pub mod hub;
+pub mod postgres;
 pub mod raw;
 mod server;
 mod setup;

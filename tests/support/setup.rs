@@ -20,8 +20,17 @@ pub struct Setup {
 const PATIENCE: Duration = Duration::from_secs(120);
 
 impl Setup {
-    /// `ragstone serve` on a free port, with nothing said about models.
+    /// `ragstone serve` on a free port, with nothing said about models. On the embedded store, or
+    /// on a database of its own if all of these tests are to be run on Postgres.
     pub fn serve() -> Self {
+        let setup = Self::serve_embedded();
+        match std::env::var("RAGSTONE_TEST_STORE").as_deref() {
+            Ok("postgres") => setup.env("RAGSTONE_STORE", super::postgres::new_database()),
+            _ => setup,
+        }
+    }
+
+    pub fn serve_embedded() -> Self {
         let folder = Arc::new(tempfile::tempdir().expect("a temporary folder"));
         let data = folder.path().join("data");
         Self::command(&["serve", "--port", "0"])

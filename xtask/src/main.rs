@@ -2,6 +2,7 @@
 //! Python 3 with pip.
 
 mod fuzz;
+mod postgres;
 mod python;
 
 use std::path::{Path, PathBuf};
@@ -9,12 +10,15 @@ use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use anyhow::{Context, bail};
+use postgres::Postgres;
 
 const USAGE: &str = "\
 cargo xtask test [--quick]   build, fetch what tests need, run all tests and the bounded fuzz run;
                              --quick does fewer rounds of the long tests and does not fuzz
 cargo xtask fuzz [SECONDS]   fuzz each target for this long (20 unless given)
 cargo xtask python           make the Python environment of the tests and print its interpreter
+cargo xtask with-postgres COMMAND...   start a Postgres as the tests do, run a command that finds it in
+                             RAGSTONE_TEST_POSTGRES and RAGSTONE_TEST_POSTGRES_HOME, and stop it
 ";
 
 fn main() -> ExitCode {
@@ -29,6 +33,7 @@ fn main() -> ExitCode {
             Err(_) => return usage(),
         },
         ["python"] => print_python(),
+        ["with-postgres", program, arguments @ ..] => with_postgres(program, arguments),
         _ => return usage(),
     };
     match done {
@@ -62,15 +67,31 @@ fn test(extent: Extent) -> anyhow::Result<()> {
     step("default model, fetched once");
     run(Command::new(program()).args(["models", "pull", "default"]))?;
 
+    step("Postgres");
+    let postgres = Postgres::start(&python)?;
+
     step("tests");
     let mut tests = cargo();
     tests
         .args(["test", "--workspace"])
-        .env("RAGSTONE_TEST_PYTHON", python);
+        .env("RAGSTONE_TEST_PYTHON", &python);
+    name_postgres(&mut tests, &postgres);
     if extent == Extent::Quick {
         tests.env("RAGSTONE_TEST_QUICK", "1");
     }
     run(&mut tests)?;
+
+    step("the routes on Postgres");
+    let mut routes = cargo();
+    routes
+        .args(["test", "--workspace", "--test", "blackbox", "--"])
+        // What is about the file of the embedded store stays out.
+        .args(["routes::", "spec::", "--skip", "sqlite_vec"])
+        .env("RAGSTONE_TEST_PYTHON", &python)
+        .env("RAGSTONE_TEST_STORE", "postgres");
+    name_postgres(&mut routes, &postgres);
+    run(&mut routes)?;
+    drop(postgres);
 
     if extent == Extent::Full {
         fuzz::run_all(fuzz::DEFAULT_SECONDS)?;
@@ -83,6 +104,20 @@ fn test(extent: Extent) -> anyhow::Result<()> {
 fn print_python() -> anyhow::Result<()> {
     println!("{}", python::environment()?.display());
     Ok(())
+}
+
+fn with_postgres(program: &str, arguments: &[&str]) -> anyhow::Result<()> {
+    let postgres = Postgres::start(&python::environment()?)?;
+    let mut command = Command::new(program);
+    command.args(arguments);
+    name_postgres(&mut command, &postgres);
+    run(&mut command)
+}
+
+fn name_postgres(command: &mut Command, postgres: &Postgres) {
+    command
+        .env("RAGSTONE_TEST_POSTGRES", postgres.url())
+        .env("RAGSTONE_TEST_POSTGRES_HOME", postgres.home());
 }
 
 /// A line that stands out between the output of other programs.

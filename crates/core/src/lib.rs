@@ -4,6 +4,7 @@
 //! crates meet at the types and at the few traits defined here.
 
 pub mod analysis;
+pub mod bm25;
 pub mod chat;
 pub mod collection;
 pub mod conversation;
@@ -16,6 +17,7 @@ pub mod model;
 pub mod provider;
 pub mod records;
 pub mod store;
+pub mod vector;
 
 pub use collection::{Collection, CollectionName};
 pub use document::{Document, DocumentId, Metadata};

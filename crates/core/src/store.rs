@@ -10,6 +10,7 @@ use crate::document::{Document, DocumentId, Metadata};
 use crate::filter::Filter;
 use crate::fusion::{FusionWeights, RankTrail};
 use crate::model::ModelIdentity;
+use crate::vector::normalise;
 
 /// Collections of documents with their vectors and keyword index.
 ///
@@ -73,6 +74,20 @@ pub trait Store: Send + Sync {
         request: SearchRequest,
     ) -> Result<SearchOutcome, StoreError>;
 
+    /// Documents with all that is kept of them, in order. Fewer than the limit may be given although
+    /// more follow, where they are large; [`MovedPage::more`] tells.
+    ///
+    /// Each page is of one state, the pages together need not be: a document that is there from the
+    /// first page to the last is given exactly once, as it is when its page is read; one that is
+    /// added or deleted in between may be given or not.
+    async fn export(&self, name: &CollectionName, range: MovedRange) -> Result<MovedPage, StoreError>;
+
+    /// Adds documents as another store gave them, replacing those whose id exists. What is then
+    /// exported is the same, to the last bit of every vector unless [`Engine::vectors`] says
+    /// otherwise. Ids are distinct, vectors of one width
+    /// and of length one.
+    async fn import(&self, name: &CollectionName, documents: Vec<MovedDocument>) -> Result<(), StoreError>;
+
     async fn health(&self) -> Result<StoreHealth, StoreError>;
 }
 
@@ -95,6 +110,55 @@ pub struct DocumentBatch {
 pub struct StoredDocument {
     pub document: Document,
     pub vector: Vec<f32>,
+}
+
+/// A document with all that a store keeps of it, to be moved to another one.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MovedDocument {
+    pub document: Document,
+    /// Of length one, as every store keeps it.
+    pub vector: Vec<f32>,
+    /// The length it was given with.
+    pub norm: f32,
+    /// What made the vector; `None` where the client brought it.
+    pub model: Option<ModelIdentity>,
+}
+
+impl DocumentBatch {
+    /// As the documents are kept. Takes a while for many.
+    pub fn normalised(self) -> Vec<MovedDocument> {
+        let Self { documents, model } = self;
+        documents
+            .into_iter()
+            .map(|StoredDocument { document, mut vector }| MovedDocument {
+                norm: normalise(&mut vector),
+                document,
+                vector,
+                model: model.clone(),
+            })
+            .collect()
+    }
+}
+
+/// Where a document stands in the order of its collection. It stays there while it is replaced, and
+/// no other document ever gets its place. Of no meaning to another store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place(pub i64);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MovedRange {
+    /// Only documents behind this place; all of them where there is none.
+    pub after: Option<Place>,
+    pub limit: usize,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct MovedPage {
+    pub documents: Vec<MovedDocument>,
+    /// The place of the last of them.
+    pub last: Option<Place>,
+    /// Whether documents follow it.
+    pub more: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -156,7 +220,27 @@ pub struct StageTime {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreHealth {
     pub collections: u64,
+    /// 0 where the engine does not tell.
     pub storage_bytes: u64,
+    /// `None` of the embedded store.
+    pub engine: Option<Engine>,
+}
+
+/// An engine outside this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Engine {
+    pub name: &'static str,
+    /// What it refuses, or promises less than the embedded store does, a sentence each.
+    pub limitations: &'static [&'static str],
+    /// Whether vectors come back as they were given, to the last bit.
+    pub vectors: KeptVectors,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeptVectors {
+    Exactly,
+    /// Their numbers may differ by a ten-millionth.
+    Rounded,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -173,6 +257,9 @@ pub enum StoreError {
         expected: usize,
         actual: usize,
     },
+    /// The engine cannot do this, now or later.
+    #[error("{0}")]
+    Unsupported(String),
     /// The engine refuses for now; the same call may succeed later.
     #[error("{message}")]
     Unavailable { message: String, retry_after: Duration },

@@ -5,11 +5,9 @@
 
 mod common;
 
-use std::net::TcpListener;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
 
+use common::chroma::ChromaServer;
 use common::{MODEL, connect, embedders, service, try_connect};
 use ragstone_core::document::NewDocument;
 use ragstone_core::provider::{HealthStatus, ProviderError, ProviderQuery, RagProvider};
@@ -25,75 +23,8 @@ async fn the_wrapper_conforms() {
     check_provider(&*provider, Some(MODEL)).await;
 }
 
-/// A real server, in a folder that goes with it.
-struct ChromaServer {
-    process: Child,
-    url: String,
-    _data: tempfile::TempDir,
-}
-
-impl Drop for ChromaServer {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-impl ChromaServer {
-    async fn start() -> Self {
-        let python = std::env::var("RAGSTONE_TEST_PYTHON").expect(
-            "RAGSTONE_TEST_PYTHON must name a Python interpreter with chromadb 1.5.9 installed; \
-             `cargo xtask test` sets that up and runs all tests",
-        );
-        let data = tempfile::tempdir().unwrap();
-        // The port is free now, and nobody else asks for one in the moment until it is taken again.
-        let port = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .port();
-        let process = Command::new(python)
-            .args([
-                "-c",
-                "import sys; from chromadb.cli.cli import app; sys.argv[0] = 'chroma'; app()",
-            ])
-            .args([
-                "run",
-                "--host",
-                "127.0.0.1",
-                "--port",
-                &port.to_string(),
-                "--path",
-            ])
-            .arg(data.path())
-            .current_dir(data.path())
-            .env("ANONYMIZED_TELEMETRY", "False")
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("the interpreter that RAGSTONE_TEST_PYTHON names can be started");
-        let mut server = Self {
-            process,
-            url: format!("http://127.0.0.1:{port}"),
-            _data: data,
-        };
-        let provider = server.provider();
-        for _ in 0..600 {
-            if provider.health().await.status == HealthStatus::Healthy {
-                return server;
-            }
-            assert!(
-                server.process.try_wait().unwrap().is_none(),
-                "the ChromaDB server ended"
-            );
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-        panic!("the ChromaDB server did not become ready");
-    }
-
-    fn provider(&self) -> Arc<dyn RagProvider> {
-        connect(json!({"provider": "chromadb", "url": self.url, "retry": {"maxAttempts": 1}}))
-    }
+fn provider(server: &ChromaServer) -> Arc<dyn RagProvider> {
+    connect(json!({"provider": "chromadb", "url": server.url(), "retry": {"maxAttempts": 1}}))
 }
 
 fn name(text: &str) -> CollectionName {
@@ -117,7 +48,7 @@ fn documents(count: usize, metadata: impl Fn(usize) -> Value) -> Vec<NewDocument
 #[tokio::test]
 async fn chromadb_conforms() {
     let server = ChromaServer::start().await;
-    let provider = server.provider();
+    let provider = provider(&server);
     check_provider(&*provider, Some(MODEL)).await;
     more_documents_than_one_batch_takes(&*provider).await;
     documents_of_other_clients_are_filtered_alike(&server, &*provider).await;
@@ -147,7 +78,7 @@ async fn more_documents_than_one_batch_takes(provider: &dyn RagProvider) {
 async fn raw(server: &ChromaServer, path: &str, body: Value) -> Value {
     let url = format!(
         "{}/api/v2/tenants/default_tenant/databases/default_database/collections{path}",
-        server.url
+        server.url()
     );
     let answer = reqwest::Client::new().post(url).json(&body).send().await.unwrap();
     assert!(answer.status().is_success(), "{}", answer.text().await.unwrap());
@@ -218,7 +149,7 @@ async fn collections_that_cannot_be_searched_or_named_are_refused(
 }
 
 async fn a_missing_database_is_a_degraded_service(server: &ChromaServer) {
-    let config = json!({"provider": "chromadb", "url": server.url, "database": "nowhere"});
+    let config = json!({"provider": "chromadb", "url": server.url(), "database": "nowhere"});
     let health = try_connect(config, embedders()).unwrap().health().await;
     assert_eq!(health.status, HealthStatus::Degraded, "{health:?}");
 }

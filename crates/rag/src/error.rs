@@ -23,6 +23,8 @@ pub enum ServiceError {
          or 'in-process', in the configuration file"
     )]
     EmbeddingDisabled,
+    #[error("{what}")]
+    File { what: String, source: std::io::Error },
     #[error(transparent)]
     Model(#[from] ModelError),
     #[error(transparent)]

@@ -15,6 +15,7 @@ pub mod jobs;
 pub mod ledger;
 pub mod memory;
 pub mod models;
+pub mod moving;
 pub mod search;
 
 #[cfg(test)]

@@ -12,7 +12,10 @@ use ragstone_rag::chat::{ContextAwareModelAdapter, ContextOptions};
 use ragstone_rag::memory::{Buffer, BufferOptions, CacheLimits, Memory, Ownership, Rag, RagDefaults};
 use ragstone_rag::{Models, Service};
 
-use crate::config::{self, ConfigError, Settings, StoreLocation};
+use crate::config::{self, ConfigError, Settings};
+
+/// What a process that dies has begun, another one takes over well within half a minute.
+const SHARED_LEASE: Duration = Duration::from_secs(20);
 
 /// `embedding.provider` for a model of this process; `embedding.model` says which.
 pub(crate) const IN_PROCESS: &str = "in-process";
@@ -50,11 +53,17 @@ impl Agent {
         };
         let identity = &embedder.info().identity;
         tracing::info!(model = %identity.version, dimensions = identity.dimensions, "agent memory is embedded");
-        // The directory of the embedded store is locked, so nobody else works on it.
-        let StoreLocation::Embedded(_) = &settings.store;
-        let options = BufferOptions {
-            ownership: Ownership::Exclusive,
-            ..options
+        let options = if settings.store.is_shared() {
+            BufferOptions {
+                ownership: Ownership::Shared,
+                lease: SHARED_LEASE,
+                ..options
+            }
+        } else {
+            BufferOptions {
+                ownership: Ownership::Exclusive,
+                ..options
+            }
         };
         let buffer = Buffer::start(
             Arc::clone(&records),

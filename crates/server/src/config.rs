@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ragstone_providers::config::{ChatConfig, EmbeddingConfig, Providers, ServiceConfig};
+use ragstone_store::PostgresUrl;
 use secrecy::{ExposeSecret, SecretString};
 
 pub use file::FileConfig;
@@ -77,6 +78,33 @@ pub struct Settings {
 pub enum StoreLocation {
     /// The embedded store, in this directory.
     Embedded(PathBuf),
+    Postgres(PostgresUrl),
+    /// A ChromaDB server; what it cannot keep is in this directory.
+    Chroma {
+        url: String,
+        data_dir: PathBuf,
+    },
+}
+
+impl StoreLocation {
+    /// Whether other processes may work on the same records. The directory they are in is locked.
+    pub fn is_shared(&self) -> bool {
+        match self {
+            Self::Embedded(_) | Self::Chroma { .. } => false,
+            Self::Postgres(_) => true,
+        }
+    }
+}
+
+/// Without any password.
+impl std::fmt::Display for StoreLocation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Embedded(directory) => write!(f, "{}", directory.display()),
+            Self::Postgres(url) => write!(f, "{url}"),
+            Self::Chroma { url, .. } => f.write_str(url),
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -123,10 +151,13 @@ pub fn build(layers: Layers<'_>) -> Result<Settings, ConfigError> {
         (None, Some(text)) => parse_env("RAGSTONE_PORT", &text)?,
         (None, None) => server.port.unwrap_or(DEFAULT_PORT),
     };
-    let store = flags
-        .store
-        .or_else(|| env("RAGSTONE_STORE"))
-        .or_else(|| server.store.clone());
+    let store = flags.store.or_else(|| env("RAGSTONE_STORE")).map_or_else(
+        || {
+            let from_file = server.store.as_deref();
+            from_file.map(|url| file::interpolate(url, env)).transpose()
+        },
+        |url| Ok(Some(url)),
+    )?;
     let data_dir = flags
         .data_dir
         .or_else(|| env("RAGSTONE_DATA_DIR").map(PathBuf::from))
@@ -164,7 +195,10 @@ pub fn build(layers: Layers<'_>) -> Result<Settings, ConfigError> {
     Ok(Settings {
         host,
         port,
-        store: parse_store(store.as_deref(), data_dir)?,
+        store: match store {
+            Some(url) => parse_store(&url, data_dir)?,
+            None => StoreLocation::Embedded(data_dir),
+        },
         api_keys,
         embeddings,
         cross_encoder: from_flags.or(from_env).or(from_file),
@@ -201,24 +235,35 @@ fn parse_env<T: std::str::FromStr>(name: &str, text: &str) -> Result<T, ConfigEr
         .map_err(|_| ConfigError(format!("{name} is '{text}', which is not a number it can have")))
 }
 
-fn parse_store(url: Option<&str>, data_dir: PathBuf) -> Result<StoreLocation, ConfigError> {
-    match url {
-        None => Ok(StoreLocation::Embedded(data_dir)),
-        Some(url) => match url.split_once("://") {
-            Some(("sqlite", path)) if !path.is_empty() => Ok(StoreLocation::Embedded(path.into())),
-            _ => Err(ConfigError(format!(
-                "'{}' is not a store: give sqlite://DIRECTORY, or leave it out to use the data directory",
-                without_credentials(url)
-            ))),
-        },
+/// `data_dir` is where what another engine cannot keep is kept.
+pub fn parse_store(url: &str, data_dir: PathBuf) -> Result<StoreLocation, ConfigError> {
+    match url.split_once("://") {
+        Some(("sqlite", path)) if !path.is_empty() => Ok(StoreLocation::Embedded(path.into())),
+        Some(("postgres" | "postgresql", _)) => PostgresUrl::parse(url)
+            .map(StoreLocation::Postgres)
+            .map_err(|error| ConfigError(format!("'{}': {error}", without_credentials(url)))),
+        Some(("chroma" | "chromas", _)) => {
+            crate::stores::connect_chroma(url)?;
+            Ok(StoreLocation::Chroma {
+                url: url.to_owned(),
+                data_dir,
+            })
+        }
+        _ => Err(ConfigError(format!(
+            "'{}' is not a store: give sqlite://DIRECTORY, postgres://USER:PASSWORD@HOST/DATABASE or \
+             chroma://HOST:PORT, or leave it out to use the data directory",
+            without_credentials(url)
+        ))),
     }
 }
 
-/// A store's address may carry a password, which must not reach a message.
+/// A store's address may carry a password, before the host or among the options, which must not
+/// reach a message.
 fn without_credentials(url: &str) -> String {
-    match (url.split_once("://"), url.rsplit_once('@')) {
+    let address = url.split_once('?').map_or(url, |(address, _)| address);
+    match (address.split_once("://"), address.rsplit_once('@')) {
         (Some((scheme, _)), Some((_, rest))) => format!("{scheme}://…@{rest}"),
-        _ => url.to_owned(),
+        _ => address.to_owned(),
     }
 }
 
@@ -440,5 +485,27 @@ mod tests {
         )
         .unwrap_err();
         assert!(!message.to_string().contains("secret"), "{message}");
+    }
+
+    #[test]
+    fn a_database_is_named_by_its_url_and_its_password_is_never_printed() {
+        let env = [("DB_PASSWORD", "hunter2")];
+        let yaml = "server: {store: 'postgres://ann:${DB_PASSWORD}@db.example/rag'}";
+        let shared = settings(Flags::default(), &env, yaml).unwrap();
+        assert!(matches!(shared.store, StoreLocation::Postgres(_)) && shared.store.is_shared());
+        assert!(!format!("{shared:?}").contains("hunter2"));
+        for wrong in [
+            "postgres://ann:hunter2@db:no-port/rag",
+            "postgres://ann@db/rag?password=hunter2&sslmode=perhaps",
+            "postgres://db/rag?password=hunter2",
+        ] {
+            let flags = Flags {
+                store: Some(wrong.into()),
+                ..Flags::default()
+            };
+            let refusal = settings(flags, &[], "").unwrap_err().to_string();
+            assert!(refusal.contains("postgres://"), "{refusal}");
+            assert!(!refusal.contains("hunter2"), "{refusal}");
+        }
     }
 }

@@ -9,4 +9,5 @@ pub mod http;
 mod listen;
 mod progress;
 mod startup;
+mod stores;
 pub mod telemetry;

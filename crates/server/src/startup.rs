@@ -6,8 +6,6 @@ use std::time::Duration;
 
 use anyhow::Context;
 use ragstone_core::model::{Embedder, Reranker};
-use ragstone_core::records::Records;
-use ragstone_core::store::Store;
 use ragstone_models::config::{EXAMPLE_CONFIG, EmbeddingsConfig, LocalEntry, ModelEntry, RemoteEntry};
 use ragstone_models::hub::{Hub, HubSettings, ModelSource};
 use ragstone_models::{Engine, EngineOptions, open_cross_encoder, open_embedder};
@@ -19,13 +17,13 @@ use ragstone_rag::ingest::Ingestion;
 use ragstone_rag::jobs::Jobs;
 use ragstone_rag::ledger::Ledger;
 use ragstone_rag::{Models, Service};
-use ragstone_store::{SqliteStore, StoreOptions};
 use tokio::net::TcpListener;
 
 use crate::agent::Agent;
-use crate::config::{self, ConfigError, CrossEncoderChoice, EmbeddingsChoice, Settings, StoreLocation};
+use crate::config::{self, ConfigError, CrossEncoderChoice, EmbeddingsChoice, Settings};
 use crate::http::auth::ApiKeys;
 use crate::http::state::{AppState, BodyBudget, Stopping};
+use crate::stores::OpenStore;
 use crate::{http, listen, telemetry};
 
 /// How many requests of the largest size may be in memory at once.
@@ -51,31 +49,28 @@ pub(crate) async fn bind(settings: &Settings) -> anyhow::Result<TcpListener> {
 /// The service, ready to answer.
 pub(crate) struct Running {
     pub service: Service,
-    store: Arc<SqliteStore>,
+    store: OpenStore,
     state: AppState,
 }
 
 impl Running {
     pub(crate) async fn start(settings: &Settings, models: Models) -> anyhow::Result<Self> {
-        let StoreLocation::Embedded(directory) = &settings.store;
-        let store = SqliteStore::open(directory, StoreOptions::default())
-            .with_context(|| format!("the store in {} cannot be opened", directory.display()))?;
-        let store = Arc::new(store);
+        let store = OpenStore::open(&settings.store).await?;
         let service = Service {
-            store: Arc::clone(&store) as Arc<dyn Store>,
+            store: store.store(),
             models: Arc::new(models),
         };
         let gateway = connect_services(settings, &service)?;
-        let agent = Agent::start(settings, &service, Arc::clone(&store) as Arc<dyn Records>).await?;
+        let agent = Agent::start(settings, &service, store.records()).await?;
         let conversations = Conversations {
-            records: Arc::clone(&store) as Arc<dyn Records>,
+            records: store.records(),
             models: Arc::clone(&service.models),
             chat: agent.chat.clone(),
             ttl: settings.conversation_ttl,
         };
         let ingestion = Ingestion {
             service: service.clone(),
-            records: Arc::clone(&store) as Arc<dyn Records>,
+            records: store.records(),
             read: crate::cli::ingest::read_options(),
         };
         let keys = ApiKeys::new(settings.api_keys.iter().map(secrecy::ExposeSecret::expose_secret));
@@ -84,7 +79,7 @@ impl Running {
             agent,
             gateway,
             conversations,
-            ledger: Ledger::new(Arc::clone(&store) as Arc<dyn Records>),
+            ledger: Ledger::new(store.records()),
             jobs: Jobs::new(ingestion),
             limits: Arc::new(settings.limits.clone()),
             body_budget: BodyBudget::for_bodies(LARGE_BODIES, settings.limits.add_bytes),

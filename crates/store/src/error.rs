@@ -1,11 +1,13 @@
-//! What can go wrong in the embedded store.
+//! What can go wrong in a store.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+use deadpool_postgres::{HookError, PoolError, TimeoutType};
 use ragstone_core::CollectionName;
 use ragstone_core::store::StoreError;
 use rusqlite::ErrorCode;
+use tokio_postgres::error::SqlState;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -17,6 +19,14 @@ pub enum Error {
         "the database has schema {found}, written by a newer Ragstone; this one knows schemas up to {known}"
     )]
     NewerSchema { found: i64, known: i64 },
+    #[error("{path} cannot be written: {source}")]
+    Backup { path: PathBuf, source: std::io::Error },
+    #[error("there is no database in {0} to back up")]
+    NothingToBackUp(PathBuf),
+    #[error("{path} is not a backup that can be restored: {reason}")]
+    NotABackup { path: PathBuf, reason: String },
+    #[error("{0} holds data; say --force to replace it with the backup")]
+    NotEmpty(PathBuf),
     #[error("the database is damaged: {0}")]
     Damaged(String),
     #[error("Collection '{0}' not found")]
@@ -43,6 +53,23 @@ pub enum Error {
     Worker(String),
     #[error(transparent)]
     Sqlite(rusqlite::Error),
+    #[error("the database's address is not usable: {0}")]
+    DatabaseUrl(String),
+    #[error(
+        "the database lacks the extension pgvector, or its user may not create it: install pgvector, then run \
+         CREATE EXTENSION vector in this database as its owner"
+    )]
+    NoVectorExtension(#[source] Option<Box<Error>>),
+    #[error("all connections to the database are busy")]
+    DatabaseBusy,
+    #[error("the database did not answer in time")]
+    DatabaseTimeout,
+    #[error("the database cannot be reached: {0}")]
+    DatabaseUnreachable(String),
+    #[error("a document has more different words than Postgres can index: split it into smaller ones")]
+    TooManyWords,
+    #[error("{}", with_reason(.0))]
+    Postgres(#[source] tokio_postgres::Error),
     #[error("stored metadata cannot be read")]
     Json(#[from] serde_json::Error),
 }
@@ -56,6 +83,81 @@ impl From<rusqlite::Error> for Error {
             Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Self::Damaged(error.to_string()),
             _ => Self::Sqlite(error),
         }
+    }
+}
+
+impl From<tokio_postgres::Error> for Error {
+    fn from(error: tokio_postgres::Error) -> Self {
+        if is_unreachable(&error) {
+            Self::DatabaseUnreachable(with_reason(&error))
+        } else if error.code() == Some(&SqlState::QUERY_CANCELED) {
+            Self::DatabaseTimeout
+        } else if matches!(error.code(), Some(&SqlState::DISK_FULL)) {
+            Self::DiskFull
+        } else {
+            Self::Postgres(error)
+        }
+    }
+}
+
+impl From<PoolError> for Error {
+    fn from(error: PoolError) -> Self {
+        match error {
+            PoolError::Timeout(TimeoutType::Wait) => Self::DatabaseBusy,
+            PoolError::Timeout(_) => Self::DatabaseUnreachable("no answer to a connection".into()),
+            PoolError::Backend(error) | PoolError::PostCreateHook(HookError::Backend(error)) => error.into(),
+            PoolError::Closed => Self::Closed,
+            other => Self::DatabaseUnreachable(other.to_string()),
+        }
+    }
+}
+
+/// Connections that break or are refused, and a server that starts, stops, or has no room.
+fn is_unreachable(error: &tokio_postgres::Error) -> bool {
+    match error.code() {
+        None => {
+            let io = |error: &(dyn std::error::Error + 'static)| error.is::<std::io::Error>();
+            error.is_closed() || std::error::Error::source(error).is_some_and(io)
+        }
+        Some(code) => {
+            code.code().starts_with("08")
+                || [
+                    SqlState::ADMIN_SHUTDOWN,
+                    SqlState::CRASH_SHUTDOWN,
+                    SqlState::CANNOT_CONNECT_NOW,
+                    SqlState::TOO_MANY_CONNECTIONS,
+                    SqlState::OUT_OF_MEMORY,
+                    SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT,
+                    SqlState::READ_ONLY_SQL_TRANSACTION,
+                ]
+                .contains(code)
+        }
+    }
+}
+
+/// The driver says what it did, and its source what went wrong; neither names a password.
+fn with_reason(error: &tokio_postgres::Error) -> String {
+    match std::error::Error::source(error) {
+        Some(reason) => format!("{error}: {reason}"),
+        None => error.to_string(),
+    }
+}
+
+impl Error {
+    /// Two transactions got in each other's way, and this one was undone: deadlocks, and a table
+    /// that was let go of while it was about to be read.
+    pub(crate) fn is_conflict(&self) -> bool {
+        let Self::Postgres(error) = self else {
+            return false;
+        };
+        error.code().is_some_and(|code| {
+            [
+                SqlState::UNDEFINED_TABLE,
+                SqlState::T_R_SERIALIZATION_FAILURE,
+                SqlState::T_R_DEADLOCK_DETECTED,
+            ]
+            .contains(code)
+        })
     }
 }
 
@@ -81,6 +183,13 @@ impl From<Error> for StoreError {
             Error::Closed => later("The store is shutting down", 5),
             Error::LogInUse => later("A long read still needs the write-ahead log; try again soon", 1),
             Error::DiskFull => later("The disk that holds the data directory is full", 30),
+            Error::DatabaseBusy => later("All connections to the database are busy; try again soon", 1),
+            Error::DatabaseTimeout => later("The database did not answer in time; try again soon", 2),
+            Error::DatabaseUnreachable(reason) => {
+                tracing::warn!(reason, "the database cannot be reached");
+                later("The database cannot be reached; try again soon", 2)
+            }
+            Error::TooManyWords => Self::Unsupported(error.to_string()),
             other => Self::Failed(Box::new(other)),
         }
     }

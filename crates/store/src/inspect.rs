@@ -49,7 +49,8 @@ pub fn inspect(directory: &Path) -> Result<Option<Inspection>> {
     }))
 }
 
-fn problems(connection: &Connection) -> Result<Vec<String>> {
+/// What SQLite finds wrong with a file; empty when all is well.
+pub(crate) fn problems(connection: &Connection) -> Result<Vec<String>> {
     let mut check = connection.prepare("PRAGMA integrity_check(10)")?;
     let lines = check.query_map([], |row| row.get::<_, String>(0))?;
     let mut problems = lines.collect::<rusqlite::Result<Vec<_>>>()?;

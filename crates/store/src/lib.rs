@@ -1,10 +1,12 @@
-//! The embedded store: SQLite in one file is the truth, and what is held in memory is derived from
-//! it and can be rebuilt at any time.
+//! The stores: [`PostgresStore`] for several processes over one database, and the embedded one,
+//! [`SqliteStore`], which all the rest is about. SQLite in one file is the truth there, and what is
+//! held in memory is derived from it and can be rebuilt at any time.
 //!
 //! * `writer`: one thread owns the connection that writes and commits whatever is queued at once.
 //! * `readers`: read-only connections; a read sees file and memory in one state.
 //! * `index`: per collection an immutable snapshot of metadata bitmaps, posting lists and vectors.
 //! * `load`: builds the snapshots when the store opens.
+//! * `backup`: a copy of the file while it is written to, and the way back.
 //! * `search`: filter, rank, fuse, fetch.
 //!
 //! A document's text, metadata, words and vector change in one transaction. What is deleted is
@@ -13,11 +15,14 @@
 //! moment, on [`SqliteStore::flush`] and on [`SqliteStore::close`]. From then on deleted text is in
 //! no file.
 
+mod backup;
 mod error;
+mod export;
 mod faults;
 mod index;
 mod inspect;
 mod load;
+mod postgres;
 mod published;
 mod readers;
 mod records;
@@ -28,6 +33,10 @@ mod terms;
 mod vec_extension;
 mod writer;
 
+pub use backup::{BackedUp, Occupied, backup, restore};
 pub use error::Error;
 pub use inspect::{InspectedCollection, Inspection, inspect};
+pub use postgres::{
+    PostgresInspection, PostgresOptions, PostgresStore, PostgresUrl, Thresholds, inspect_postgres,
+};
 pub use store::{SqliteStore, StoreOptions};

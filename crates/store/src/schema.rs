@@ -13,7 +13,7 @@ use rusqlite::{Connection, OpenFlags};
 use crate::error::{Error, Result};
 
 pub(crate) const DATABASE_FILE: &str = "ragstone.db";
-const LOCK_FILE: &str = "ragstone.lock";
+pub(crate) const LOCK_FILE: &str = "ragstone.lock";
 
 /// One entry per schema version, applied in order; `user_version` counts those applied. Entries
 /// that have been released are never edited.

@@ -5,6 +5,7 @@ use std::time::Instant;
 use ragstone_core::analysis::analyze_query;
 use ragstone_core::fusion::{RankTrail, StageRank, fuse};
 use ragstone_core::store::{SearchHit, SearchOutcome, SearchRequest, StageTime};
+use ragstone_core::vector::normalise;
 use ragstone_core::{Document, DocumentId, Metadata};
 use roaring::RoaringBitmap;
 use rusqlite::Connection;
@@ -13,7 +14,6 @@ use crate::error::{Error, Result};
 use crate::index::Snapshot;
 use crate::index::dense::{Candidates, Neighbour, distance, nearest};
 use crate::index::kernel::dot;
-use crate::index::vectors::normalise;
 use crate::readers::View;
 
 /// How much deeper than the answer each ranking goes before the two are fused.
@@ -144,7 +144,7 @@ fn hybrid(
     request: &SearchRequest,
     clock: &mut StageClock,
 ) -> Vec<Ranked> {
-    let depth = request.limit.saturating_mul(FUSION_DEPTH).max(FUSION_AT_LEAST);
+    let depth = fusion_depth(request.limit);
     let distance_of = |slot: u32| {
         let similarity = snapshot
             .vectors()
@@ -180,8 +180,13 @@ fn hybrid(
     })
 }
 
+/// How deep each ranking goes for an answer of this length.
+pub(crate) fn fusion_depth(limit: usize) -> usize {
+    limit.saturating_mul(FUSION_DEPTH).max(FUSION_AT_LEAST)
+}
+
 /// The score clients see: one for the same direction, zero for the opposite one.
-fn dense_score(similarity: f32) -> f64 {
+pub(crate) fn dense_score(similarity: f32) -> f64 {
     f64::from(1.0 - distance(similarity) / 2.0)
 }
 
@@ -208,18 +213,29 @@ pub(crate) fn document(id: String, metadata: &str, text: String) -> Result<Docum
 }
 
 #[derive(Default)]
-struct StageClock {
-    stages: Vec<StageTime>,
+pub(crate) struct StageClock {
+    pub(crate) stages: Vec<StageTime>,
 }
 
 impl StageClock {
-    fn time<T>(&mut self, stage: &'static str, work: impl FnOnce() -> T) -> T {
+    pub(crate) fn time<T>(&mut self, stage: &'static str, work: impl FnOnce() -> T) -> T {
         let start = Instant::now();
         let outcome = work();
+        self.note(stage, start);
+        outcome
+    }
+
+    pub(crate) async fn time_async<T>(&mut self, stage: &'static str, work: impl Future<Output = T>) -> T {
+        let start = Instant::now();
+        let outcome = work.await;
+        self.note(stage, start);
+        outcome
+    }
+
+    fn note(&mut self, stage: &'static str, start: Instant) {
         self.stages.push(StageTime {
             stage,
             took: start.elapsed(),
         });
-        outcome
     }
 }

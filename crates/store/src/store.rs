@@ -6,14 +6,15 @@ use std::thread::JoinHandle;
 
 use async_trait::async_trait;
 use ragstone_core::store::{
-    DocumentBatch, DocumentPage, MetadataUpdate, Page, SearchOutcome, SearchRequest, Selection, Store,
-    StoreError, StoreHealth,
+    DocumentBatch, DocumentPage, MetadataUpdate, MovedDocument, MovedPage, MovedRange, Page, SearchOutcome,
+    SearchRequest, Selection, Store, StoreError, StoreHealth,
 };
 use ragstone_core::{Collection, CollectionName, Document, DocumentId, Filter, Metadata};
 use rusqlite::{Connection, OptionalExtension};
 use serde_json::Value;
 
 use crate::error::{Error, Result};
+use crate::export::export;
 use crate::faults::Faults;
 use crate::index::fields::FieldIndex;
 use crate::load::load_all;
@@ -131,6 +132,23 @@ impl SqliteStore {
         self.readers.read(work).await
     }
 
+    async fn write_documents(
+        &self,
+        name: &CollectionName,
+        documents: impl FnOnce() -> Vec<MovedDocument> + Send + 'static,
+    ) -> Result<(), StoreError> {
+        let name = name.clone();
+        let for_name = name.clone();
+        let prepared = tokio::task::spawn_blocking(move || prepare(&for_name, documents()))
+            .await
+            .map_err(|e| Error::Worker(e.to_string()))??;
+        Ok(self
+            .write(prepared.bytes, move |transaction| {
+                transaction.upsert(&name, prepared)
+            })
+            .await?)
+    }
+
     /// Reads one collection, in one state.
     async fn look<T: Send + 'static>(
         &self,
@@ -208,16 +226,7 @@ impl Store for SqliteStore {
     }
 
     async fn upsert(&self, name: &CollectionName, batch: DocumentBatch) -> Result<(), StoreError> {
-        let name = name.clone();
-        let for_name = name.clone();
-        let prepared = tokio::task::spawn_blocking(move || prepare(&for_name, batch))
-            .await
-            .map_err(|e| Error::Worker(e.to_string()))??;
-        Ok(self
-            .write(prepared.bytes, move |transaction| {
-                transaction.upsert(&name, prepared)
-            })
-            .await?)
+        self.write_documents(name, move || batch.normalised()).await
     }
 
     async fn document(&self, name: &CollectionName, id: &DocumentId) -> Result<Option<Document>, StoreError> {
@@ -318,6 +327,18 @@ impl Store for SqliteStore {
             .await?)
     }
 
+    async fn export(&self, name: &CollectionName, range: MovedRange) -> Result<MovedPage, StoreError> {
+        Ok(self
+            .look(name, move |transaction, view| {
+                export(transaction.connection, &view.snapshot, range)
+            })
+            .await?)
+    }
+
+    async fn import(&self, name: &CollectionName, documents: Vec<MovedDocument>) -> Result<(), StoreError> {
+        self.write_documents(name, move || documents).await
+    }
+
     async fn health(&self) -> Result<StoreHealth, StoreError> {
         let collections = self
             .read(|connection| {
@@ -329,6 +350,7 @@ impl Store for SqliteStore {
         Ok(StoreHealth {
             collections,
             storage_bytes: self.directory.storage_bytes(),
+            engine: None,
         })
     }
 }

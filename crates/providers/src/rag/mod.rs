@@ -20,6 +20,7 @@ use ragstone_core::provider::{Capability, RagProvider};
 use serde::Serialize;
 use serde_json::Value;
 
+pub use chroma::ChromaStore;
 pub use filter_json::filter_to_json;
 
 use crate::config::{Environment, ServiceConfig};

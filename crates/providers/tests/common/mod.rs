@@ -3,6 +3,7 @@
 
 #![allow(dead_code, unreachable_pub)]
 
+pub mod chroma;
 pub mod server;
 pub mod service;
 

@@ -274,6 +274,7 @@ fn store_error(error: StoreError) -> ProviderError {
         StoreError::CollectionNotFound(name) => ProviderError::CollectionNotFound(name),
         StoreError::CollectionExists(name) => ProviderError::CollectionExists(name),
         StoreError::DimensionMismatch { .. } => InvalidInput::new(error.to_string()).into(),
+        StoreError::Unsupported(message) => ProviderError::Unsupported(message),
         other => ProviderError::Store(other),
     }
 }
@@ -284,6 +285,7 @@ impl From<ServiceError> for ProviderError {
             ServiceError::Invalid(invalid) => invalid.into(),
             ServiceError::Model(error) => error.into(),
             ServiceError::Store(error) => store_error(error),
+            ServiceError::File { .. } => store_error(StoreError::Failed(Box::new(error))),
             ServiceError::NoModel { .. } => InvalidInput::new(capitalised(&error.to_string())).into(),
             ServiceError::ModelNotLoaded { model, available } => Self::ModelNotLoaded {
                 model,

@@ -1,14 +1,16 @@
 //! Bringing vectors and entries together: after a change of model, after a time without embedding,
 //! and after a process that died at an unlucky moment.
 
+use std::time::Duration;
+
 use ragstone_core::collection::EMBEDDING_MODEL;
 use ragstone_core::document::Metadata;
 use ragstone_core::model::ModelIdentity;
-use ragstone_core::records::{Applied, Expect, RecordChange, RecordRange, Records};
+use ragstone_core::records::{Applied, Expect, Record, RecordChange, RecordRange, Records};
 use ragstone_core::store::{Store, StoreError};
 use serde::{Deserialize, Serialize};
 
-use super::buffer::Worker;
+use super::buffer::{Ownership, Worker};
 use super::entry::Kind;
 use super::now;
 use super::removal::{self, REMOVED};
@@ -16,6 +18,10 @@ use super::stored::{FAILED, Stored, forget_note, parse_note_key};
 
 /// For every kind: which model its vectors are of, and whether every entry has one or is due.
 const STATE: &str = "memory.state";
+/// Held by the process that compares the model with the vectors.
+const TURN: &str = "memory.turn";
+const TURN_LEASE_MS: i64 = 10_000;
+const TURN_POLL: Duration = Duration::from_millis(100);
 /// How many records are looked at in one step.
 const STEP: usize = 1000;
 /// How long whoever sweeps has for what it took.
@@ -33,18 +39,23 @@ struct State {
 pub(super) async fn with_model(worker: &Worker) -> Result<(), StoreError> {
     let identity = &worker.embedder.info().identity;
     for kind in Kind::ALL {
+        let turn = take_turn(worker).await?;
         let state = read_state(worker.records.as_ref(), kind).await?;
+        let complete = state.model == identity.version && state.complete;
         if state.model != identity.version {
             start_over(worker.store.as_ref(), kind, identity).await?;
         }
-        if state.model == identity.version && state.complete {
-            continue;
-        }
         let mut state = State {
             model: identity.version.clone(),
-            complete: false,
+            complete,
         };
-        write_state(worker.records.as_ref(), kind, &state).await?;
+        if !complete {
+            write_state(worker.records.as_ref(), kind, &state).await?;
+        }
+        end_turn(worker.records.as_ref(), turn).await?;
+        if complete {
+            continue;
+        }
         let due = make_due(worker, kind, &identity.version).await?;
         if due > 0 {
             tracing::info!(kind = kind.collection(), entries = due, model = %identity.version, "entries without a vector of this model will be embedded");
@@ -53,6 +64,43 @@ pub(super) async fn with_model(worker: &Worker) -> Result<(), StoreError> {
         write_state(worker.records.as_ref(), kind, &state).await?;
     }
     Ok(())
+}
+
+/// Waits until no other process is about to throw vectors away: of two that start with a new model,
+/// the second must see what the first has done, or it would throw away what that has embedded since.
+async fn take_turn(worker: &Worker) -> Result<Record, StoreError> {
+    let records = worker.records.as_ref();
+    records.apply(vec![turn(Expect::Absent)]).await?;
+    loop {
+        let now = now();
+        let due_until = match worker.options.ownership {
+            Ownership::Shared => now,
+            // Whoever has a lease is dead.
+            Ownership::Exclusive => now + TURN_LEASE_MS,
+        };
+        let taken = records.claim(TURN, 1, due_until, now + TURN_LEASE_MS).await?;
+        if let Some(taken) = taken.into_iter().next() {
+            return Ok(taken);
+        }
+        tokio::time::sleep(TURN_POLL).await;
+    }
+}
+
+async fn end_turn(records: &dyn Records, taken: Record) -> Result<(), StoreError> {
+    let change = turn(Expect::Version(taken.version));
+    records.apply(vec![change]).await.map(|_| ())
+}
+
+/// The record is always due, unless somebody has it.
+fn turn(expect: Expect) -> RecordChange {
+    RecordChange::Put {
+        kind: TURN.to_owned(),
+        key: String::new(),
+        group: String::new(),
+        value: Vec::new(),
+        due: Some(0),
+        expect,
+    }
 }
 
 /// Notes that entries may be saved without becoming due, and finishes deletions.

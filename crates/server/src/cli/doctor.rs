@@ -142,7 +142,7 @@ async fn examine(args: &DoctorArgs) -> Vec<Check> {
         keys(&settings),
         data::port(&settings),
     ];
-    let (mut found, stored) = data::directory(&settings);
+    let (mut found, stored) = data::store(&settings).await;
     checks.append(&mut found);
     checks.extend(models::embeddings(&settings));
     checks.push(models::cross_encoder(&settings));

@@ -16,7 +16,7 @@ use clap::Args;
 use ragstone_core::collection::{Collection, CollectionName, EMBEDDING_MODEL};
 use ragstone_core::document::Metadata;
 use ragstone_core::model::Embedder;
-use ragstone_core::store::{MetadataUpdate, Store, StoreError};
+use ragstone_core::store::{MetadataUpdate, StoreError};
 use ragstone_rag::ingest::size::TokenSizer;
 use ragstone_rag::ingest::walk::{Found, FoundFile, Selection};
 use ragstone_rag::ingest::{
@@ -24,12 +24,12 @@ use ragstone_rag::ingest::{
     chunk_tokens, chunks_of,
 };
 use ragstone_rag::{Models, Service};
-use ragstone_store::{SqliteStore, StoreOptions};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::{block_on, quickstart};
-use crate::config::{self, EmbeddingsChoice, Flags, Layers, Settings, StoreLocation};
+use crate::config::{self, EmbeddingsChoice, Flags, Layers, Settings};
+use crate::stores::OpenStore;
 use crate::{listen, startup, telemetry};
 
 /// The name of the hidden command that parses what may be harmful.
@@ -77,7 +77,8 @@ pub struct IngestArgs {
     /// What documents from standard input are known by
     #[arg(long, value_name = "NAME", default_value = "stdin")]
     source: String,
-    /// Where the embedded store keeps its file [default: ragstone-data; env: RAGSTONE_DATA_DIR]
+    /// Where the embedded store keeps its file [default: ragstone-data; env: RAGSTONE_DATA_DIR];
+    /// RAGSTONE_STORE names another store
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     /// Configuration file [env: RAGSTONE_CONFIG]
@@ -172,14 +173,14 @@ async fn ingest_here(
     let store = if args.dry_run {
         None
     } else {
-        Some(open_store(&settings)?)
+        Some(open_store(&settings).await?)
     };
     let models = load_models(&settings).await?;
     let Some(store) = store else {
         return dry_run(args, &models, found);
     };
     let service = Service {
-        store: Arc::clone(&store) as Arc<dyn Store>,
+        store: store.store(),
         models: Arc::new(models),
     };
     let target = IngestTarget {
@@ -189,7 +190,7 @@ async fn ingest_here(
     ensure_collection(&service, &collection, args.model.as_deref()).await?;
     let ingestion = Ingestion {
         service,
-        records: Arc::clone(&store) as _,
+        records: store.records(),
         read: read_options(),
     };
     let progress = Arc::new(Progress::default());
@@ -236,20 +237,15 @@ fn settings(args: &IngestArgs) -> anyhow::Result<Settings> {
     Ok(config::build(Layers { flags, env, file })?)
 }
 
-fn open_store(settings: &Settings) -> anyhow::Result<Arc<SqliteStore>> {
-    let StoreLocation::Embedded(directory) = &settings.store;
-    let store = SqliteStore::open(directory, StoreOptions::default()).map_err(|error| {
-        let hint = if matches!(error, ragstone_store::Error::InUse(_)) {
-            "; give --url to send the documents to the server that has it open"
+async fn open_store(settings: &Settings) -> anyhow::Result<OpenStore> {
+    OpenStore::open(&settings.store).await.map_err(|error| {
+        let in_use = matches!(error.downcast_ref(), Some(ragstone_store::Error::InUse(_)));
+        if in_use {
+            error.context("give --url to send the documents to the server that has the store open")
         } else {
-            ""
-        };
-        anyhow::Error::from(error).context(format!(
-            "the store in {} cannot be opened{hint}",
-            directory.display()
-        ))
-    })?;
-    Ok(Arc::new(store))
+            error
+        }
+    })
 }
 
 async fn load_models(settings: &Settings) -> anyhow::Result<Models> {

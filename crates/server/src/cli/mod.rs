@@ -1,10 +1,12 @@
 //! The command line. Arguments as typed are here; what they mean is decided in [`crate::config`]
 //! and in the commands.
 
+mod backup;
 mod doctor;
 mod eval;
 pub mod ingest;
 mod models;
+mod moving;
 mod query;
 mod quickstart;
 mod remote;
@@ -49,6 +51,16 @@ enum Command {
     Ingest(Box<ingest::IngestArgs>),
     /// Measure how well search finds what people judged relevant
     Eval(eval::EvalArgs),
+    /// Write a collection with its vectors into a file
+    Export(moving::ExportArgs),
+    /// Read a collection back from the file that `export` wrote
+    Import(moving::ImportArgs),
+    /// Copy collections with their vectors from one store or server to another
+    Copy(moving::CopyArgs),
+    /// Write the embedded store into one file, also while a server uses it
+    Backup(backup::BackupArgs),
+    /// Put a backup into a data directory that no server uses
+    Restore(backup::RestoreArgs),
     /// Parse a file from standard input, within limits; used by the program itself
     #[command(hide = true, name = ingest::READ_UNTRUSTED)]
     ReadUntrusted { kind: String },
@@ -70,7 +82,8 @@ struct ServeArgs {
     /// Where the embedded store keeps its file [default: ragstone-data; env: RAGSTONE_DATA_DIR]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// Which store to use: sqlite://DIR [default: the data directory; env: RAGSTONE_STORE]
+    /// Which store to use: sqlite://DIR, postgres://USER:PASSWORD@HOST/DATABASE or chroma://HOST:PORT
+    /// [default: the data directory; env: RAGSTONE_STORE, where other users cannot read a password]
     #[arg(long, value_name = "URL")]
     store: Option<String>,
     /// Configuration file [env: RAGSTONE_CONFIG]
@@ -166,6 +179,11 @@ pub fn run() -> ExitCode {
         Command::Doctor(args) => return doctor::run(&args),
         Command::Ingest(args) => ingest::run(&args),
         Command::Eval(args) => eval::run(&args),
+        Command::Export(args) => moving::export(&args),
+        Command::Import(args) => moving::import(&args),
+        Command::Copy(args) => moving::copy(&args),
+        Command::Backup(args) => backup::backup(&args),
+        Command::Restore(args) => backup::restore(&args),
         Command::ReadUntrusted { kind } => ingest::read_untrusted(&kind),
         Command::Models(command) => models::run(command),
         Command::Completions { shell } => {

@@ -162,7 +162,9 @@ impl From<StoreError> for ApiError {
         match &error {
             StoreError::CollectionNotFound(_) => Self::not_found(error.to_string()),
             StoreError::CollectionExists(_) => Self::new(StatusCode::CONFLICT, error.to_string()),
-            StoreError::DimensionMismatch { .. } => Self::bad_request(error.to_string()),
+            StoreError::DimensionMismatch { .. } | StoreError::Unsupported(_) => {
+                Self::bad_request(error.to_string())
+            }
             StoreError::Unavailable { message, retry_after } => Self::busy(message.clone(), *retry_after),
             StoreError::Failed(_) => Self::internal(&error),
         }
@@ -193,6 +195,7 @@ impl From<ServiceError> for ApiError {
             | ServiceError::EmbeddingDisabled => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
             }
+            ServiceError::File { .. } => Self::internal(&error),
             ServiceError::Model(error) => error.into(),
             ServiceError::Store(error) => error.into(),
         }

@@ -4,6 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use ragstone_core::store::KeptVectors;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -24,6 +25,9 @@ pub(super) struct Health {
     version: &'static str,
     collections_count: u64,
     storage_bytes: u64,
+    /// The engine that keeps the documents; absent for the embedded store.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    store: Option<StoreEngine>,
     /// Absent when no embedding model is loaded.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
@@ -31,6 +35,15 @@ pub(super) struct Health {
     /// Absent when no cross-encoder is loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     cross_encoder: Option<LoadedCrossEncoder>,
+}
+
+#[derive(Serialize, ToSchema)]
+struct StoreEngine {
+    engine: &'static str,
+    /// What it refuses, or promises less than the embedded store does.
+    limitations: &'static [&'static str],
+    /// Vectors come back with their last bits rounded.
+    rounds_vectors: bool,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -84,6 +97,11 @@ pub(super) async fn health(State(state): State<AppState>) -> Json<Health> {
         version: env!("CARGO_PKG_VERSION"),
         collections_count: facts.map_or(0, |facts| facts.collections),
         storage_bytes: facts.map_or(0, |facts| facts.storage_bytes),
+        store: facts.and_then(|facts| facts.engine).map(|engine| StoreEngine {
+            engine: engine.name,
+            limitations: engine.limitations,
+            rounds_vectors: engine.vectors == KeptVectors::Rounded,
+        }),
         embedding_models,
         cross_encoder,
     })

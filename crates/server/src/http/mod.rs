@@ -13,6 +13,7 @@ mod gateway;
 mod health;
 mod ingest;
 mod memory;
+mod moving;
 mod observe;
 mod query;
 mod rag;
@@ -60,6 +61,8 @@ fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(documents::empty))
         .routes(routes!(documents::show))
         .routes(routes!(documents::metadata_values))
+        .routes(routes!(moving::export))
+        .routes(routes!(moving::import))
         .routes(routes!(query::ready, query::query))
         .routes(routes!(query::query_collection))
         .routes(routes!(rerank::rerank))

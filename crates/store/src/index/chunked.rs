@@ -61,6 +61,20 @@ impl<T: Copy> Chunked<T> {
     }
 }
 
+impl Chunked<i64> {
+    /// How many values are at most this one, if the array is sorted.
+    pub(crate) fn up_to(&self, value: i64) -> usize {
+        let piece = self
+            .pieces
+            .partition_point(|piece| piece.last().is_some_and(|last| *last <= value));
+        let within = self
+            .pieces
+            .get(piece)
+            .map_or(0, |piece| piece.partition_point(|one| *one <= value));
+        (piece * PIECE + within).min(self.len)
+    }
+}
+
 impl<T: Copy> FromIterator<T> for Chunked<T> {
     fn from_iter<I: IntoIterator<Item = T>>(values: I) -> Self {
         let mut chunked = Self::default();
@@ -94,5 +108,16 @@ mod tests {
         assert_eq!(array.find(&3), None);
         assert_eq!(array.find(&20_000), None);
         assert_eq!(Chunked::<i64>::default().find(&0), None);
+        for (value, before) in [
+            (-1, 0),
+            (0, 1),
+            (3, 2),
+            (8190, 4096),
+            (8192, 4097),
+            (30_000, 10_000),
+        ] {
+            assert_eq!(array.up_to(value), before, "{value}");
+        }
+        assert_eq!(Chunked::<i64>::default().up_to(0), 0);
     }
 }

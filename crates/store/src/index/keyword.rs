@@ -9,15 +9,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ragstone_core::analysis::QueryTerm;
+use ragstone_core::bm25::{Bm25, idf};
 use roaring::RoaringBitmap;
 
 use super::chunked::Chunked;
 use super::segment::{MAX_DOCUMENTS, PostingList, SegmentBuilder, SegmentData, merge};
 use crate::error::Result;
 use crate::terms;
-
-const K1: f32 = 1.2;
-const B: f32 = 0.75;
 
 /// Stands for a slot where a document is gone.
 const GONE: u32 = u32::MAX;
@@ -263,12 +261,10 @@ impl KeywordIndex {
                 Some(segment.data.postings(number).documents.len() as u64 - u64::from(removed))
             })
             .sum();
-        let (all, having) = (self.documents as f64, documents as f64);
-        let idf = (1.0 + (all - having + 0.5) / (having + 0.5)).ln() as f32;
         (documents > 0).then_some(QueryWord {
             numbers,
             documents,
-            weight: term.weight * idf,
+            weight: term.weight * idf(self.documents, documents),
         })
     }
 
@@ -327,11 +323,7 @@ impl KeywordIndex {
     }
 
     fn bm25(&self) -> Bm25 {
-        let average = (self.total_length as f64 / self.documents.max(1) as f64).max(1.0) as f32;
-        Bm25 {
-            fixed: K1 * (1.0 - B),
-            per_length: K1 * B / average,
-        }
+        Bm25::new(self.documents, self.total_length)
     }
 }
 
@@ -340,19 +332,6 @@ struct QueryWord {
     numbers: Vec<Option<u32>>,
     documents: u64,
     weight: f32,
-}
-
-struct Bm25 {
-    fixed: f32,
-    per_length: f32,
-}
-
-impl Bm25 {
-    #[inline]
-    fn saturation(&self, count: u16, length: u32) -> f32 {
-        let count = f32::from(count);
-        count * (K1 + 1.0) / (count + self.fixed + self.per_length * length as f32)
-    }
 }
 
 fn best(mut scores: Vec<(u32, f32)>, limit: usize) -> Vec<(u32, f64)> {

@@ -126,6 +126,11 @@ impl Snapshot {
         self.rowids.get(slot as usize)
     }
 
+    /// The slots of the documents whose rows are newer than this one.
+    pub(crate) fn after(&self, rowid: i64) -> impl Iterator<Item = u32> + '_ {
+        self.live.range(self.rowids.up_to(rowid) as u32..)
+    }
+
     pub(crate) fn slot(&self, rowid: i64) -> Option<u32> {
         let slot = self.rowids.find(&rowid)? as u32;
         self.live.contains(slot).then_some(slot)

@@ -1,13 +1,13 @@
 //! Snapshots that grew by many changes against what a fresh look at the documents says.
 
 use ragstone_core::analysis::{QueryTerm, analyze_document, analyze_query};
+use ragstone_core::vector::normalise;
 use ragstone_core::{Filter, Metadata};
 use roaring::RoaringBitmap;
 use serde_json::json;
 
 use super::dense::{Candidates, Neighbour, nearest};
 use super::kernel::dot;
-use super::vectors::normalise;
 use super::{Indexed, Snapshot};
 use crate::terms::encode;
 

@@ -205,22 +205,3 @@ fn mean<'a>(dimensions: usize, vectors: impl Iterator<Item = &'a [f32]>) -> Vec<
     sums.iter_mut().for_each(|sum| *sum /= count.max(1) as f32);
     sums
 }
-
-/// Makes a vector of length one, and tells the length it had. The caller has checked that it is
-/// made of finite numbers that are not all zero.
-pub(crate) fn normalise(vector: &mut [f32]) -> f32 {
-    // Scaled by the largest number first: squares of very large or small ones would not be finite.
-    let largest = vector.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-    if largest == 0.0 || !largest.is_finite() {
-        return 0.0;
-    }
-    let square: f64 = vector
-        .iter()
-        .map(|x| f64::from(x / largest) * f64::from(x / largest))
-        .sum();
-    let length = square.sqrt();
-    for x in vector.iter_mut() {
-        *x = (f64::from(*x / largest) / length) as f32;
-    }
-    (length * f64::from(largest)) as f32
-}

@@ -2,13 +2,12 @@
 
 use ragstone_core::analysis::analyze_document;
 use ragstone_core::model::ModelIdentity;
-use ragstone_core::store::{DocumentBatch, Selection};
+use ragstone_core::store::{MovedDocument, Selection};
 use ragstone_core::{CollectionName, DocumentId};
 use rusqlite::{OptionalExtension, params};
 
 use super::transaction::{Change, Transaction};
 use crate::error::{Error, Result};
-use crate::index::vectors::normalise;
 use crate::index::{Indexed, Snapshot};
 use crate::schema::vector_table;
 use crate::terms::encode;
@@ -16,7 +15,8 @@ use crate::terms::encode;
 /// Documents with all that can be worked out before they reach the writer.
 pub(crate) struct PreparedBatch {
     documents: Vec<PreparedDocument>,
-    model: Option<ModelIdentity>,
+    /// Every model that made some of the vectors, once.
+    models: Vec<ModelIdentity>,
     dimensions: usize,
     pub(crate) bytes: usize,
 }
@@ -25,28 +25,36 @@ struct PreparedDocument {
     id: DocumentId,
     text: String,
     metadata_json: String,
+    /// Which of the batch's models made the vector.
+    model: Option<usize>,
     norm: f32,
     /// Of length one.
     vector: Vec<f32>,
     indexed: Indexed,
 }
 
-/// Analyses texts and normalises vectors; takes time, and no lock.
-pub(crate) fn prepare(name: &CollectionName, batch: DocumentBatch) -> Result<PreparedBatch> {
-    let dimensions = batch.documents.first().map_or(0, |first| first.vector.len());
+/// Analyses texts; takes time, and no lock.
+pub(crate) fn prepare(name: &CollectionName, batch: Vec<MovedDocument>) -> Result<PreparedBatch> {
+    let dimensions = batch.first().map_or(0, |first| first.vector.len());
     let mut bytes = 0;
-    let mut documents = Vec::with_capacity(batch.documents.len());
-    for stored in batch.documents {
-        let mut vector = stored.vector;
-        if vector.len() != dimensions {
+    let mut models: Vec<ModelIdentity> = Vec::new();
+    let mut documents = Vec::with_capacity(batch.len());
+    for moved in batch {
+        if moved.vector.len() != dimensions {
             return Err(Error::DimensionMismatch {
                 collection: name.clone(),
                 expected: dimensions,
-                actual: vector.len(),
+                actual: moved.vector.len(),
             });
         }
-        let norm = normalise(&mut vector);
-        let document = stored.document;
+        let model = moved.model.map(|model| {
+            let known = models.iter().position(|known| *known == model);
+            known.unwrap_or_else(|| {
+                models.push(model);
+                models.len() - 1
+            })
+        });
+        let document = moved.document;
         let metadata_json = serde_json::to_string(&document.metadata)?;
         let terms = encode(&analyze_document(&document.text));
         bytes += document.text.len() + 4 * metadata_json.len() + 2 * terms.len() + 4 * dimensions + 256;
@@ -54,8 +62,9 @@ pub(crate) fn prepare(name: &CollectionName, batch: DocumentBatch) -> Result<Pre
             id: document.id,
             text: document.text,
             metadata_json,
-            norm,
-            vector,
+            model,
+            norm: moved.norm,
+            vector: moved.vector,
             indexed: Indexed {
                 metadata: document.metadata,
                 terms,
@@ -64,7 +73,7 @@ pub(crate) fn prepare(name: &CollectionName, batch: DocumentBatch) -> Result<Pre
     }
     Ok(PreparedBatch {
         documents,
-        model: batch.model,
+        models,
         dimensions,
         bytes,
     })
@@ -87,10 +96,11 @@ impl Transaction<'_> {
             }
             Some(_) => {}
         }
-        let model = match &batch.model {
-            Some(model) => Some(self.model_number(model)?),
-            None => None,
-        };
+        let models = batch
+            .models
+            .iter()
+            .map(|model| self.model_number(model))
+            .collect::<Result<Vec<_>>>()?;
         let vectors = vector_table(row.id);
         let mut old_row = self.connection.prepare_cached(
             "SELECT rowid, metadata, terms FROM documents WHERE collection = ?1 AND id = ?2",
@@ -115,6 +125,7 @@ impl Transaction<'_> {
                     Ok((row.get(0)?, row.get::<_, String>(1)?, row.get(2)?))
                 })
                 .optional()?;
+            let model = document.model.and_then(|model| models.get(model));
             let (norm, metadata, terms, text) = (
                 document.norm,
                 &document.metadata_json,

@@ -1,9 +1,18 @@
 //! Collections and documents through the `Store` trait.
 
 use crate::common::*;
-use ragstone_core::store::{MetadataUpdate, Page, SearchRequest, Selection, Store, StoreError};
+use ragstone_core::store::{MetadataUpdate, Page, SearchRequest, Selection, StoreError};
 use ragstone_core::{Collection, CollectionName, Filter, Metadata};
 use serde_json::json;
+
+on_every_store!(
+    collections_are_created_listed_changed_and_deleted,
+    internal_collections_work_and_are_not_listed,
+    documents_keep_their_order_through_replacement_and_reopening,
+    deleting_counts_what_was_there,
+    a_vector_of_another_width_changes_nothing,
+    search_ranks_by_meaning_by_word_and_by_both,
+);
 
 fn ids(page: &ragstone_core::store::DocumentPage) -> Vec<&str> {
     page.documents.iter().map(|d| d.id.as_str()).collect()
@@ -13,10 +22,9 @@ fn filter(value: serde_json::Value) -> Filter {
     Filter::parse(&value).unwrap()
 }
 
-#[tokio::test]
-async fn collections_are_created_listed_changed_and_deleted() {
-    let directory = tempfile::tempdir().unwrap();
-    let store = open(directory.path());
+async fn collections_are_created_listed_changed_and_deleted(engine: Engine) {
+    let home = Home::new(engine).await;
+    let store = home.open().await;
     let docs = name("docs");
     store
         .create_collection(&docs, metadata(json!({"a": 1, "b": 2})))
@@ -70,10 +78,9 @@ async fn collections_are_created_listed_changed_and_deleted() {
     assert_eq!(store.health().await.unwrap().collections, 1);
 }
 
-#[tokio::test]
-async fn internal_collections_work_and_are_not_listed() {
-    let directory = tempfile::tempdir().unwrap();
-    let store = open(directory.path());
+async fn internal_collections_work_and_are_not_listed(engine: Engine) {
+    let home = Home::new(engine).await;
+    let store = home.open().await;
     let memory = CollectionName::internal("knowledge");
     store.create_collection(&memory, Metadata::new()).await.unwrap();
     store
@@ -85,13 +92,12 @@ async fn internal_collections_work_and_are_not_listed() {
     assert_eq!(store.health().await.unwrap().collections, 0);
 }
 
-#[tokio::test]
-async fn documents_keep_their_order_through_replacement_and_reopening() {
-    let directory = tempfile::tempdir().unwrap();
+async fn documents_keep_their_order_through_replacement_and_reopening(engine: Engine) {
+    let home = Home::new(engine).await;
     let docs = name("docs");
     let everything = Filter::everything();
     {
-        let store = open(directory.path());
+        let store = home.open().await;
         store.create_collection(&docs, Metadata::new()).await.unwrap();
         for document in ["c", "a", "b"] {
             store
@@ -109,9 +115,9 @@ async fn documents_keep_their_order_through_replacement_and_reopening() {
             )
             .await
             .unwrap();
-        store.close().await.unwrap();
+        store.shut().await;
     }
-    let store = open(directory.path());
+    let store = home.open().await;
     let page = store.documents(&docs, &everything, ALL).await.unwrap();
     assert_eq!(ids(&page), ["c", "a", "b"]);
     assert_eq!(page.documents[1].text, "second");
@@ -133,10 +139,9 @@ async fn documents_keep_their_order_through_replacement_and_reopening() {
     assert_eq!(store.collection(&docs).await.unwrap().dimensions, Some(2));
 }
 
-#[tokio::test]
-async fn deleting_counts_what_was_there() {
-    let directory = tempfile::tempdir().unwrap();
-    let store = open(directory.path());
+async fn deleting_counts_what_was_there(engine: Engine) {
+    let home = Home::new(engine).await;
+    let store = home.open().await;
     let docs = name("docs");
     store.create_collection(&docs, Metadata::new()).await.unwrap();
     let documents = (0..10)
@@ -161,13 +166,12 @@ async fn deleting_counts_what_was_there() {
         .await
         .unwrap();
     assert_eq!(store.collection(&docs).await.unwrap().dimensions, Some(3));
-    assert_eq!(store.integrity_check().await.unwrap(), Vec::<String>::new());
+    store.examine().await;
 }
 
-#[tokio::test]
-async fn a_vector_of_another_width_changes_nothing() {
-    let directory = tempfile::tempdir().unwrap();
-    let store = open(directory.path());
+async fn a_vector_of_another_width_changes_nothing(engine: Engine) {
+    let home = Home::new(engine).await;
+    let store = home.open().await;
     let docs = name("docs");
     store.create_collection(&docs, Metadata::new()).await.unwrap();
     store
@@ -199,10 +203,9 @@ async fn a_vector_of_another_width_changes_nothing() {
     ));
 }
 
-#[tokio::test]
-async fn search_ranks_by_meaning_by_word_and_by_both() {
-    let directory = tempfile::tempdir().unwrap();
-    let store = open(directory.path());
+async fn search_ranks_by_meaning_by_word_and_by_both(engine: Engine) {
+    let home = Home::new(engine).await;
+    let store = home.open().await;
     let docs = name("docs");
     store
         .create_collection(&docs, metadata(json!({"k": "v"})))

@@ -4,12 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::future::{join_all, try_join_all};
-use ragstone_core::store::{SearchRequest, Selection, Store, StoreError, StoredDocument};
+use ragstone_core::store::{SearchRequest, Selection, StoreError, StoredDocument};
 use ragstone_core::{Filter, Metadata};
-use ragstone_store::SqliteStore;
 use serde_json::json;
 
 use crate::common::*;
+
+on_every_store!(
+    readers_see_the_state_before_or_after_a_write,
+    one_failing_write_does_not_spoil_the_others,
+);
 
 /// A pair of documents that are only ever written together.
 fn pair(number: usize, generation: u64) -> Vec<StoredDocument> {
@@ -29,7 +33,7 @@ fn pair(number: usize, generation: u64) -> Vec<StoredDocument> {
 
 /// Whatever a search returns is one state: both sides of a pair, and of the same generation in
 /// text, metadata and vector.
-async fn check_search(store: &SqliteStore, docs: &ragstone_core::CollectionName, number: usize) {
+async fn check_search(store: &Arc<dyn Subject>, docs: &ragstone_core::CollectionName, number: usize) {
     let filter = Filter::parse(&json!({"pair": number})).unwrap();
     let request = SearchRequest {
         vector: Some(vec![1.0, 0.0]),
@@ -56,11 +60,10 @@ async fn check_search(store: &SqliteStore, docs: &ragstone_core::CollectionName,
     assert!([0, 2].contains(&page.total));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn readers_see_the_state_before_or_after_a_write() {
+async fn readers_see_the_state_before_or_after_a_write(engine: Engine) {
     const TASKS: usize = 32;
-    let directory = tempfile::tempdir().unwrap();
-    let store = Arc::new(open(directory.path()));
+    let home = Home::new(engine).await;
+    let store = home.open().await;
     let docs = name("docs");
     store.create_collection(&docs, Metadata::new()).await.unwrap();
     let stop = Arc::new(AtomicBool::new(false));
@@ -103,20 +106,18 @@ async fn readers_see_the_state_before_or_after_a_write() {
     stop.store(true, Ordering::Relaxed);
     try_join_all(readers).await.unwrap();
     assert_eq!(store.collection(&docs).await.unwrap().count, 2 * TASKS as u64);
-    assert_eq!(store.integrity_check().await.unwrap(), Vec::<String>::new());
-    let store = Arc::into_inner(store).unwrap();
-    store.close().await.unwrap();
+    store.examine().await;
+    store.shut().await;
     drop(store);
-    let store = open(directory.path());
+    let store = home.open().await;
     for number in 0..TASKS {
         check_search(&store, &docs, number).await;
     }
 }
 
-#[tokio::test]
-async fn one_failing_write_does_not_spoil_the_others() {
-    let directory = tempfile::tempdir().unwrap();
-    let store = open(directory.path());
+async fn one_failing_write_does_not_spoil_the_others(engine: Engine) {
+    let home = Home::new(engine).await;
+    let store = home.open().await;
     let docs = name("docs");
     store.create_collection(&docs, Metadata::new()).await.unwrap();
     // The first document settles the width of the others, whichever of them arrive first.

@@ -5,17 +5,14 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use ragstone_core::analysis::{analyze_document, analyze_query};
 use ragstone_core::filter::Scalar;
-use ragstone_core::store::{
-    MetadataUpdate, Page, SearchRequest, Selection, Store, StoreError, StoredDocument,
-};
+use ragstone_core::store::{MetadataUpdate, Page, SearchRequest, Selection, StoreError, StoredDocument};
 use ragstone_core::{Filter, Metadata};
-use ragstone_store::SqliteStore;
 use serde_json::{Value, json};
 
 use crate::common::*;
+use crate::generators::{FIELDS, any_filter, any_metadata};
 
 const DIMENSIONS: usize = 6;
-const FIELDS: [&str; 3] = ["colour", "size", "tags"];
 
 #[derive(Debug, Clone)]
 enum Operation {
@@ -40,59 +37,6 @@ fn collection_name(number: usize) -> ragstone_core::CollectionName {
 
 fn document_id(number: u8) -> String {
     format!("document {number}")
-}
-
-fn any_scalar() -> impl Strategy<Value = Value> {
-    prop_oneof![
-        Just(json!(null)),
-        any::<bool>().prop_map(Value::from),
-        (-2..3i64).prop_map(Value::from),
-        Just(json!(0.5)),
-        Just(json!(1.0)),
-        prop_oneof![Just(""), Just("red"), Just("dark red"), Just("blue")].prop_map(Value::from),
-    ]
-}
-
-fn any_value() -> impl Strategy<Value = Value> {
-    prop_oneof![
-        4 => any_scalar(),
-        2 => prop::collection::vec(any_scalar(), 0..4).prop_map(Value::from),
-        1 => Just(json!({"nested": 1})),
-        1 => Just(json!([["red"], 1])),
-    ]
-}
-
-fn any_metadata() -> impl Strategy<Value = Value> {
-    prop::collection::btree_map(prop::sample::select(&FIELDS[..]), any_value(), 0..4)
-        .prop_map(|fields| Value::Object(fields.into_iter().map(|(k, v)| (k.to_owned(), v)).collect()))
-}
-
-fn any_filter() -> impl Strategy<Value = Value> {
-    let field = prop::sample::select(&FIELDS[..]);
-    let ordered = prop_oneof![
-        (-2..3i64).prop_map(Value::from),
-        Just(json!("blue")),
-        Just(json!("red"))
-    ];
-    let leaf =
-        (field, any_scalar(), ordered, 0..9usize).prop_map(|(field, scalar, ordered, kind)| match kind {
-            0 => json!({field: scalar}),
-            1 => json!({field: {"$ne": scalar}}),
-            2 => json!({field: {"$gt": ordered}}),
-            3 => json!({field: {"$lte": ordered}}),
-            4 => json!({field: {"$in": [scalar, ordered]}}),
-            5 => json!({field: {"$nin": [scalar, ordered]}}),
-            6 => json!({field: {"$contains": scalar}}),
-            7 => json!({field: {"$exists": true}}),
-            _ => json!({field: {"$gte": ordered, "$ne": scalar}}),
-        });
-    leaf.prop_recursive(3, 12, 3, |inner| {
-        prop_oneof![
-            prop::collection::vec(inner.clone(), 1..4).prop_map(|parts| json!({"$and": parts})),
-            prop::collection::vec(inner.clone(), 1..4).prop_map(|parts| json!({"$or": parts})),
-            inner.prop_map(|part| json!({"$not": part})),
-        ]
-    })
 }
 
 fn any_documents() -> impl Strategy<Value = Vec<StoredDocument>> {
@@ -179,7 +123,7 @@ impl Model {
     }
 }
 
-async fn apply(store: &SqliteStore, operation: &Operation) -> Option<u64> {
+async fn apply(store: &dyn Subject, operation: &Operation) -> Option<u64> {
     let answer = match operation {
         Operation::Create(c) => store
             .create_collection(&collection_name(*c), Metadata::new())
@@ -220,7 +164,7 @@ async fn apply(store: &SqliteStore, operation: &Operation) -> Option<u64> {
 }
 
 /// Asks the store all there is to ask, and compares.
-async fn compare(store: &SqliteStore, model: &Model, filter: &Filter, query: &[f32], text: &str) {
+async fn compare(store: &dyn Subject, model: &Model, filter: &Filter, query: &[f32], text: &str) {
     assert_eq!(store.collections().await.unwrap().len(), model.collections.len());
     for (number, (expected_metadata, documents)) in &model.collections {
         let docs = collection_name(*number);
@@ -282,7 +226,7 @@ fn cosine_distance(a: &[f32], b: &[f32]) -> f64 {
 }
 
 async fn compare_dense(
-    store: &SqliteStore,
+    store: &dyn Subject,
     docs: &ragstone_core::CollectionName,
     filter: &Filter,
     matching: &[&StoredDocument],
@@ -311,7 +255,7 @@ async fn compare_dense(
 }
 
 async fn compare_keyword(
-    store: &SqliteStore,
+    store: &dyn Subject,
     docs: &ragstone_core::CollectionName,
     filter: &Filter,
     documents: &[StoredDocument],
@@ -356,31 +300,70 @@ async fn compare_keyword(
     }
 }
 
+async fn agrees(engine: Engine, operations: &[Operation], filters: &[Value], query: &[f32]) {
+    let home = Home::new(engine).await;
+    let mut store = home.open().await;
+    let mut model = Model::default();
+    for (operation, filter) in operations.iter().zip(filters) {
+        if matches!(operation, Operation::Reopen) {
+            store.shut().await;
+            drop(store);
+            store = home.open().await;
+        }
+        assert_eq!(
+            apply(&*store, operation).await,
+            model.apply(operation),
+            "{operation:?}"
+        );
+        let filter = Filter::parse(filter).unwrap();
+        compare(&*store, &model, &filter, query, "lifting wing zx-4417").await;
+    }
+    store.examine().await;
+}
+
+fn run(future: impl Future<Output = ()>) {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(future);
+}
+
+fn cases(cases: u32) -> ProptestConfig {
+    ProptestConfig {
+        cases,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
+}
+
+fn any_query() -> impl Strategy<Value = Vec<f32>> {
+    prop::collection::vec(0.1f32..1.0, DIMENSIONS)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(cases(48))]
 
     #[test]
-    fn the_store_agrees_with_a_simple_model(
+    fn sqlite_agrees_with_a_simple_model(
         operations in prop::collection::vec(any_operation(), 1..30),
         filters in prop::collection::vec(any_filter(), 30),
-        query in prop::collection::vec(0.1f32..1.0, DIMENSIONS),
+        query in any_query(),
     ) {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
-        runtime.block_on(async {
-            let directory = tempfile::tempdir().unwrap();
-            let mut store = open(directory.path());
-            let mut model = Model::default();
-            for (operation, filter) in operations.iter().zip(&filters) {
-                if matches!(operation, Operation::Reopen) {
-                    store.close().await.unwrap();
-                    drop(store);
-                    store = open(directory.path());
-                }
-                assert_eq!(apply(&store, operation).await, model.apply(operation), "{operation:?}");
-                let filter = Filter::parse(filter).unwrap();
-                compare(&store, &model, &filter, &query, "lifting wing zx-4417").await;
-            }
-            assert_eq!(store.integrity_check().await.unwrap(), Vec::<String>::new());
-        });
+        run(agrees(Engine::Sqlite, &operations, &filters, &query));
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(8))]
+
+    #[test]
+    fn postgres_agrees_with_a_simple_model(
+        operations in prop::collection::vec(any_operation(), 10..30),
+        filters in prop::collection::vec(any_filter(), 30),
+        query in any_query(),
+    ) {
+        run(agrees(Engine::Postgres, &operations, &filters, &query));
     }
 }

@@ -1,18 +1,25 @@
 //! Rankings worked out by hand.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use ragstone_core::fusion::{FusionWeights, StageRank};
-use ragstone_core::store::{SearchHit, SearchRequest, Store};
+use ragstone_core::store::{SearchHit, SearchRequest};
 use ragstone_core::{CollectionName, Filter, Metadata};
-use ragstone_store::SqliteStore;
 use serde_json::json;
 
 use crate::common::*;
 
+on_every_store!(
+    keyword_scores_are_those_of_bm25,
+    hybrid_fuses_the_ranks_of_both,
+    a_filter_means_the_same_in_every_mode,
+    an_empty_collection_and_a_large_limit_are_no_errors,
+);
+
 /// Four documents of 3, 1, 2 and 2 words: 8 in all, 2 on average.
-async fn filled(directory: &std::path::Path) -> (SqliteStore, CollectionName) {
-    let store = open(directory);
+async fn filled(home: &Home) -> (Arc<dyn Subject>, CollectionName) {
+    let store = home.open().await;
     let docs = name("docs");
     store.create_collection(&docs, Metadata::new()).await.unwrap();
     let documents = vec![
@@ -25,7 +32,7 @@ async fn filled(directory: &std::path::Path) -> (SqliteStore, CollectionName) {
     (store, docs)
 }
 
-async fn hits(store: &SqliteStore, docs: &CollectionName, request: SearchRequest) -> Vec<SearchHit> {
+async fn hits(store: &Arc<dyn Subject>, docs: &CollectionName, request: SearchRequest) -> Vec<SearchHit> {
     store
         .search(docs, SearchRequest { limit: 10, ..request })
         .await
@@ -37,10 +44,9 @@ fn ids(hits: &[SearchHit]) -> Vec<&str> {
     hits.iter().map(|hit| hit.document.id.as_str()).collect()
 }
 
-#[tokio::test]
-async fn keyword_scores_are_those_of_bm25() {
-    let directory = tempfile::tempdir().unwrap();
-    let (store, docs) = filled(directory.path()).await;
+async fn keyword_scores_are_those_of_bm25(engine: Engine) {
+    let home = Home::new(engine).await;
+    let (store, docs) = filled(&home).await;
     let request = SearchRequest {
         text: Some("wing flutter".into()),
         ..SearchRequest::default()
@@ -62,10 +68,9 @@ async fn keyword_scores_are_those_of_bm25() {
     }
 }
 
-#[tokio::test]
-async fn hybrid_fuses_the_ranks_of_both() {
-    let directory = tempfile::tempdir().unwrap();
-    let (store, docs) = filled(directory.path()).await;
+async fn hybrid_fuses_the_ranks_of_both(engine: Engine) {
+    let home = Home::new(engine).await;
+    let (store, docs) = filled(&home).await;
     let request = SearchRequest {
         vector: Some(vec![0.0, 1.0]),
         text: Some("wing flutter".into()),
@@ -103,10 +108,9 @@ async fn hybrid_fuses_the_ranks_of_both() {
     assert_eq!(ids(&hits(&store, &docs, near).await), ["d", "b", "c"]);
 }
 
-#[tokio::test]
-async fn a_filter_means_the_same_in_every_mode() {
-    let directory = tempfile::tempdir().unwrap();
-    let (store, docs) = filled(directory.path()).await;
+async fn a_filter_means_the_same_in_every_mode(engine: Engine) {
+    let home = Home::new(engine).await;
+    let (store, docs) = filled(&home).await;
     let modes = [
         (Some(vec![1.0, 1.0]), None),
         (None, Some("wing flutter boundary".to_owned())),
@@ -135,10 +139,9 @@ async fn a_filter_means_the_same_in_every_mode() {
     }
 }
 
-#[tokio::test]
-async fn an_empty_collection_and_a_large_limit_are_no_errors() {
-    let directory = tempfile::tempdir().unwrap();
-    let (store, docs) = filled(directory.path()).await;
+async fn an_empty_collection_and_a_large_limit_are_no_errors(engine: Engine) {
+    let home = Home::new(engine).await;
+    let (store, docs) = filled(&home).await;
     let request = SearchRequest {
         vector: Some(vec![1.0, 0.0]),
         text: Some("wing".into()),

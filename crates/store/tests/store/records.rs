@@ -1,8 +1,15 @@
 //! Records through the `Records` trait.
 
-use ragstone_core::records::{Applied, Expect, RecordChange, RecordCounts, RecordRange, Records};
+use ragstone_core::records::{Applied, Expect, RecordChange, RecordCounts, RecordRange};
 
 use crate::common::*;
+
+on_every_store!(
+    changes_are_made_as_far_as_their_expectations_hold,
+    versions_go_on_after_reopening,
+    lists_are_paged_by_key_and_group,
+    a_claim_is_exclusive_until_its_lease_ends,
+);
 
 fn put(key: &str, value: &str, due: Option<i64>, expect: Expect) -> RecordChange {
     RecordChange::Put {
@@ -34,10 +41,9 @@ fn version(applied: &Applied) -> u64 {
     }
 }
 
-#[tokio::test]
-async fn changes_are_made_as_far_as_their_expectations_hold() {
-    let directory = tempfile::tempdir().unwrap();
-    let store = open(directory.path());
+async fn changes_are_made_as_far_as_their_expectations_hold(engine: Engine) {
+    let home = Home::new(engine).await;
+    let store = home.open().await;
     let first = store
         .apply(vec![put("a", "1", None, Expect::Absent)])
         .await
@@ -73,11 +79,10 @@ async fn changes_are_made_as_far_as_their_expectations_hold() {
     assert!(version(&again[0]) > version(&gone[0]));
 }
 
-#[tokio::test]
-async fn versions_go_on_after_reopening() {
-    let directory = tempfile::tempdir().unwrap();
+async fn versions_go_on_after_reopening(engine: Engine) {
+    let home = Home::new(engine).await;
     let before = {
-        let store = open(directory.path());
+        let store = home.open().await;
         let applied = store
             .apply(vec![put("a", "1", None, Expect::Anything)])
             .await
@@ -85,7 +90,7 @@ async fn versions_go_on_after_reopening() {
         store.apply(vec![delete("a", Expect::Anything)]).await.unwrap();
         version(&applied[0])
     };
-    let store = open(directory.path());
+    let store = home.open().await;
     let applied = store
         .apply(vec![put("a", "1", None, Expect::Absent)])
         .await
@@ -93,10 +98,9 @@ async fn versions_go_on_after_reopening() {
     assert!(version(&applied[0]) > before);
 }
 
-#[tokio::test]
-async fn lists_are_paged_by_key_and_group() {
-    let directory = tempfile::tempdir().unwrap();
-    let store = open(directory.path());
+async fn lists_are_paged_by_key_and_group(engine: Engine) {
+    let home = Home::new(engine).await;
+    let store = home.open().await;
     let keys = ["", "a", "b", "g1", "g2", "g3"];
     let changes = keys
         .iter()
@@ -124,10 +128,9 @@ async fn lists_are_paged_by_key_and_group() {
     );
 }
 
-#[tokio::test]
-async fn a_claim_is_exclusive_until_its_lease_ends() {
-    let directory = tempfile::tempdir().unwrap();
-    let store = open(directory.path());
+async fn a_claim_is_exclusive_until_its_lease_ends(engine: Engine) {
+    let home = Home::new(engine).await;
+    let store = home.open().await;
     let changes = (0..100).map(|n| put(&format!("k{n:03}"), "v", Some(100 - n), Expect::Anything));
     store.apply(changes.collect()).await.unwrap();
     store

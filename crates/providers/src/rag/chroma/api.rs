@@ -1,6 +1,5 @@
 //! The calls of Chroma's API, version 2, that are used here.
 
-use ragstone_core::error::InvalidInput;
 use ragstone_core::provider::{CallError, ProviderError};
 use ragstone_core::{Collection, CollectionName, Metadata};
 use serde::Deserialize;
@@ -8,6 +7,8 @@ use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
 use super::codec;
+use super::naming::Naming;
+use crate::error::ConfigError;
 use crate::http::{Breaking, Call, Repeat, ServiceClient};
 
 /// A key that no document has: the condition that its value is not this holds for all of them.
@@ -18,6 +19,7 @@ pub(super) struct ChromaApi {
     client: ServiceClient,
     /// The path of the database, with a slash at its end.
     root: String,
+    naming: Naming,
     checks: OnceCell<PreFlight>,
 }
 
@@ -58,6 +60,8 @@ pub(super) struct Records {
     pub(super) metadatas: Option<Vec<Option<Metadata>>>,
     #[serde(default)]
     pub(super) documents: Option<Vec<Option<String>>>,
+    #[serde(default)]
+    pub(super) embeddings: Option<Vec<Option<Vec<f32>>>>,
 }
 
 /// As [`Records`], with one list per query.
@@ -72,16 +76,43 @@ pub(super) struct Ranked {
     pub(super) distances: Option<Vec<Vec<Option<f32>>>>,
 }
 
+/// Whose collections they are.
+#[derive(Debug)]
+pub(super) struct Tenancy {
+    pub(super) tenant: String,
+    pub(super) database: String,
+}
+
+impl Tenancy {
+    pub(super) fn check(tenant: &str, database: &str) -> Result<Self, ConfigError> {
+        for (field, name) in [("tenant", tenant), ("database", database)] {
+            let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+            if name.len() < 3 || !name.chars().all(plain) || name.contains("..") {
+                return Err(ConfigError::field(
+                    field,
+                    "must have at least 3 characters, all of them letters, digits, '-', '_' or '.'",
+                ));
+            }
+        }
+        Ok(Self {
+            tenant: tenant.to_owned(),
+            database: database.to_owned(),
+        })
+    }
+}
+
 #[derive(Deserialize)]
 struct Deleted {
     deleted: Option<u64>,
 }
 
 impl ChromaApi {
-    pub(super) fn new(client: ServiceClient, tenant: &str, database: &str) -> Self {
+    pub(super) fn new(client: ServiceClient, tenancy: &Tenancy, naming: Naming) -> Self {
+        let Tenancy { tenant, database } = tenancy;
         Self {
             client,
             root: format!("api/v2/tenants/{tenant}/databases/{database}/"),
+            naming,
             checks: OnceCell::new(),
         }
     }
@@ -121,10 +152,10 @@ impl ChromaApi {
         name: &CollectionName,
         metadata: &Metadata,
     ) -> Result<CollectionRecord, ProviderError> {
-        check_name(name)?;
+        let chroma_name = self.naming.chroma_name(name)?;
         let call = Call::post(format!("{}collections", self.root))
             .json(&json!({
-                "name": name.as_str(),
+                "name": chroma_name,
                 "metadata": codec::encode_some(metadata),
                 "configuration": {"hnsw": {"space": "cosine"}},
             }))
@@ -147,7 +178,7 @@ impl ChromaApi {
             let page: Vec<CollectionBody> = self.client.call_json(call).await?;
             let got = page.len();
             for body in page {
-                if CollectionName::parse(body.name.as_str()).is_ok() {
+                if self.naming.our_name(&body.name).is_some() {
                     found.push(self.read(body)?);
                 } else {
                     tracing::warn!(
@@ -165,11 +196,7 @@ impl ChromaApi {
     }
 
     pub(super) async fn collection(&self, name: &CollectionName) -> Result<CollectionRecord, ProviderError> {
-        // Chroma has no collections of such names, so none is there to be found.
-        if check_name(name).is_err() {
-            return Err(ProviderError::CollectionNotFound(name.clone()));
-        }
-        let call = Call::get(format!("{}collections/{name}", self.root));
+        let call = Call::get(format!("{}collections/{}", self.root, self.existing(name)?));
         match self.client.call_json(call).await {
             Ok(body) => self.read(body),
             Err(error) => Err(not_found(error, name)),
@@ -187,10 +214,8 @@ impl ChromaApi {
     }
 
     pub(super) async fn delete_collection(&self, name: &CollectionName) -> Result<(), ProviderError> {
-        if check_name(name).is_err() {
-            return Err(ProviderError::CollectionNotFound(name.clone()));
-        }
-        let call = Call::delete(format!("{}collections/{name}", self.root)).repeat(Repeat::IfUnprocessed);
+        let path = format!("{}collections/{}", self.root, self.existing(name)?);
+        let call = Call::delete(path).repeat(Repeat::IfUnprocessed);
         match self.client.call(call).await {
             Ok(_) => Ok(()),
             Err(error) => Err(not_found(error, name)),
@@ -227,7 +252,8 @@ impl ChromaApi {
             .map_err(|error| not_found(error, &record.described.name))?;
         let count = records.ids.len();
         let uneven = records.metadatas.as_ref().is_some_and(|m| m.len() != count)
-            || records.documents.as_ref().is_some_and(|d| d.len() != count);
+            || records.documents.as_ref().is_some_and(|d| d.len() != count)
+            || records.embeddings.as_ref().is_some_and(|e| e.len() != count);
         if uneven {
             return Err(self.bad_answer("its columns have different lengths"));
         }
@@ -280,6 +306,13 @@ impl ChromaApi {
             .map_err(|error| not_found(error, &record.described.name))
     }
 
+    /// The name of a collection that may be there: of names that Chroma cannot have, none is.
+    fn existing(&self, name: &CollectionName) -> Result<String, ProviderError> {
+        self.naming
+            .chroma_name(name)
+            .map_err(|_| ProviderError::CollectionNotFound(name.clone()))
+    }
+
     fn path(&self, record: &CollectionRecord, operation: &str) -> String {
         format!("{}collections/{}/{operation}", self.root, record.id)
     }
@@ -289,7 +322,10 @@ impl ChromaApi {
         if !body.id.chars().all(|c| c.is_ascii_alphanumeric() || c == '-') {
             return Err(self.bad_answer("a collection id that is no UUID"));
         }
-        let name = CollectionName::parse(body.name).map_err(|e| self.bad_answer(e.to_string()))?;
+        let name = self
+            .naming
+            .our_name(&body.name)
+            .ok_or_else(|| self.bad_answer("a collection of another name than was asked for"))?;
         let space = body
             .configuration_json
             .pointer("/hnsw/space")
@@ -308,19 +344,6 @@ impl ChromaApi {
             space,
         })
     }
-}
-
-/// Chroma's names are longer than three characters and end as they begin.
-fn check_name(name: &CollectionName) -> Result<(), InvalidInput> {
-    let text = name.as_str();
-    let ends_well = text.bytes().last().is_some_and(|b| b.is_ascii_alphanumeric());
-    let begins_well = text.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric());
-    if text.len() >= 3 && begins_well && ends_well {
-        return Ok(());
-    }
-    Err(InvalidInput::new(format!(
-        "Invalid collection name {text:?} for ChromaDB: it must have at least 3 characters and begin and end with a letter or digit"
-    )))
 }
 
 fn not_found(error: CallError, name: &CollectionName) -> ProviderError {

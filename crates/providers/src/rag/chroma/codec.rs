@@ -11,6 +11,10 @@ use serde_json::Value;
 /// Set on everything that has encoded fields.
 pub(super) const ENCODED_FLAG: &str = "ragstone:encoded";
 const ENCODED_FIELDS: &str = "ragstone:json";
+/// What a store keeps of a document besides its metadata: the length its vector was given with, and
+/// the model that made it.
+pub(super) const NORM: &str = "ragstone:norm";
+pub(super) const MODEL: &str = "ragstone:model";
 
 /// Keys that Chroma refuses or means something by, and our own.
 pub(super) fn is_plain_key(key: &str) -> bool {
@@ -67,7 +71,9 @@ fn flagged(mut plain: Metadata, other: &Metadata) -> Metadata {
 /// An error is the reason why it cannot be decoded.
 pub(super) fn decode(stored: Option<Metadata>) -> Result<Metadata, String> {
     let mut metadata = stored.unwrap_or_default();
-    metadata.remove(ENCODED_FLAG);
+    for key in [ENCODED_FLAG, NORM, MODEL] {
+        metadata.remove(key);
+    }
     if let Some(fields) = metadata.remove(ENCODED_FIELDS) {
         let fields: Metadata = fields
             .as_str()

@@ -16,9 +16,11 @@
 
 mod api;
 mod codec;
+mod naming;
 mod narrow;
 mod read;
 mod search;
+mod store;
 mod write;
 
 use std::sync::Arc;
@@ -41,7 +43,9 @@ use super::health::HealthCheck;
 use super::{ConnectContext, Embedders, ProviderDescription, ProviderKind, rerank};
 use crate::config::{AuthConfig, Endpoint, RetryConfig, read_connection};
 use crate::error::ConfigError;
-use api::ChromaApi;
+use api::{ChromaApi, Tenancy};
+use naming::Naming;
+pub use store::ChromaStore;
 
 const CAPABILITIES: &[Capability] = &[
     Capability::Collections,
@@ -113,21 +117,9 @@ fn connect(connection: &Metadata, context: ConnectContext) -> Result<Arc<dyn Rag
         retry: &connection.retry,
         addresses: context.addresses,
     };
-    for (field, name) in [("tenant", &connection.tenant), ("database", &connection.database)] {
-        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        if name.len() < 3 || !name.chars().all(plain) || name.contains("..") {
-            return Err(ConfigError::field(
-                field,
-                "must have at least 3 characters, all of them letters, digits, '-', '_' or '.'",
-            ));
-        }
-    }
+    let tenancy = Tenancy::check(&connection.tenant, &connection.database)?;
     Ok(Arc::new(Chroma {
-        api: ChromaApi::new(
-            endpoint.client(context.environment)?,
-            &connection.tenant,
-            &connection.database,
-        ),
+        api: ChromaApi::new(endpoint.client(context.environment)?, &tenancy, Naming::AsTheyAre),
         embedders: context.embedders,
     }))
 }
@@ -158,6 +150,25 @@ impl Chroma {
                 model: model.to_owned(),
                 available: self.available_models(),
             })
+    }
+
+    async fn change_metadata(
+        &self,
+        name: &CollectionName,
+        metadata: Metadata,
+        update: MetadataUpdate,
+    ) -> Result<Metadata, ProviderError> {
+        let record = self.api.collection(name).await?;
+        let metadata = match update {
+            MetadataUpdate::Replace => metadata,
+            MetadataUpdate::Merge => {
+                let mut merged = record.described.metadata.clone();
+                merged.extend(metadata);
+                merged
+            }
+        };
+        self.api.replace_metadata(&record, &metadata).await?;
+        Ok(metadata)
     }
 
     fn model_list(&self) -> Value {
@@ -250,17 +261,7 @@ impl RagProvider for Chroma {
         metadata: Metadata,
         update: MetadataUpdate,
     ) -> Result<Metadata, ProviderError> {
-        let record = self.api.collection(name).await?;
-        let metadata = match update {
-            MetadataUpdate::Replace => metadata,
-            MetadataUpdate::Merge => {
-                let mut merged = record.described.metadata.clone();
-                merged.extend(metadata);
-                merged
-            }
-        };
-        self.api.replace_metadata(&record, &metadata).await?;
-        Ok(metadata)
+        self.change_metadata(name, metadata, update).await
     }
 
     async fn delete_collection(&self, name: &CollectionName) -> Result<(), ProviderError> {

@@ -87,6 +87,28 @@ impl Chroma {
         Ok(ids.iter().filter_map(|id| found.remove(id)).collect())
     }
 
+    /// Goes through all documents with their texts, in order.
+    pub(super) async fn each_document(
+        &self,
+        record: &CollectionRecord,
+        mut visit: impl FnMut(Document) + Send,
+    ) -> Result<(), ProviderError> {
+        let mut offset = 0;
+        loop {
+            let page = Page {
+                limit: TEXT_PAGE,
+                offset,
+            };
+            let documents = self.run_of_documents(record, page).await?;
+            let got = documents.len();
+            documents.into_iter().for_each(&mut visit);
+            if got < TEXT_PAGE {
+                return Ok(());
+            }
+            offset += got as u64;
+        }
+    }
+
     /// Goes through the ids of all matching documents, in order.
     pub(super) async fn each_match(
         &self,
@@ -102,7 +124,7 @@ impl Chroma {
         .await
     }
 
-    async fn each_candidate(
+    pub(super) async fn each_candidate(
         &self,
         record: &CollectionRecord,
         narrowed: Narrowed,

@@ -19,9 +19,9 @@ const IDS_PER_QUERY: usize = 10_000;
 /// So many siblings of one hit are fetched at most, as a page has at most.
 const MAX_SIBLINGS: usize = 1000;
 
-struct Found {
-    document: Document,
-    distance: f32,
+pub(super) struct Found {
+    pub(super) document: Document,
+    pub(super) distance: f32,
 }
 
 impl Chroma {
@@ -43,12 +43,7 @@ impl Chroma {
             return Ok(answer(Vec::new(), options.warnings));
         };
         check_width(name, width, vector.len())?;
-        if record.space != "cosine" {
-            return Err(ProviderError::Unsupported(format!(
-                "Collection '{name}' ranks by '{}' and not by cosine distance; it must be created with the cosine space to be searched here",
-                record.space
-            )));
-        }
+        check_space(&record)?;
         let mut found = self.best(&record, &vector, &query.filter, query.top_k).await?;
         if let Some(limit) = query.max_distance.filter(|limit| *limit > 0.0) {
             found.retain(|hit| hit.distance <= limit);
@@ -97,7 +92,7 @@ impl Chroma {
 
     /// The true best of the matching documents. Chroma ranks the candidates; if too few of those it
     /// gives match, and it had more to give, then the matching ids are found first and ranked.
-    async fn best(
+    pub(super) async fn best(
         &self,
         record: &CollectionRecord,
         vector: &[f32],
@@ -145,6 +140,17 @@ impl Chroma {
         top_k: usize,
     ) -> Result<Vec<Found>, ProviderError> {
         let ids = self.matching_ids(record, filter).await?;
+        self.best_among(record, vector, &ids, top_k).await
+    }
+
+    /// The best of these ids, all of which must be there.
+    pub(super) async fn best_among(
+        &self,
+        record: &CollectionRecord,
+        vector: &[f32],
+        ids: &[String],
+        top_k: usize,
+    ) -> Result<Vec<Found>, ProviderError> {
         let mut found = Vec::new();
         for ids in ids.chunks(IDS_PER_QUERY) {
             let request = json!({
@@ -210,6 +216,16 @@ impl Chroma {
             .map(|d| json!({"id": d.id.as_str(), "text": d.text, "metadata": d.metadata}))
             .collect())
     }
+}
+
+pub(super) fn check_space(record: &CollectionRecord) -> Result<(), ProviderError> {
+    if record.space == "cosine" {
+        return Ok(());
+    }
+    Err(ProviderError::Unsupported(format!(
+        "Collection '{}' ranks by '{}' and not by cosine distance; it must be created with the cosine space to be searched here",
+        record.described.name, record.space
+    )))
 }
 
 /// The fields of a search that go beyond vectors and filters.

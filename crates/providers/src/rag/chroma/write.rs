@@ -19,6 +19,14 @@ use super::codec;
 /// Chroma refuses bodies of more than 40 MB; a batch stays well below that.
 const BATCH_BYTES: usize = 16 << 20;
 
+/// A document as it is sent.
+pub(super) struct Row {
+    pub(super) document: Document,
+    pub(super) vector: Vec<f32>,
+    /// Goes beside the metadata, under keys of our own.
+    pub(super) kept: Metadata,
+}
+
 impl Chroma {
     pub(super) async fn add(
         &self,
@@ -47,9 +55,18 @@ impl Chroma {
         for vector in &vectors {
             check_width(name, width, vector.len())?;
         }
-        self.store(&record, &documents, &vectors).await?;
+        let rows: Vec<Row> = documents
+            .into_iter()
+            .zip(vectors)
+            .map(|(document, vector)| Row {
+                document,
+                vector,
+                kept: Metadata::new(),
+            })
+            .collect();
+        self.store(&record, &rows).await?;
         Ok(Added {
-            ids: documents.into_iter().map(|document| document.id).collect(),
+            ids: rows.into_iter().map(|row| row.document.id).collect(),
             truncated,
         })
     }
@@ -71,31 +88,26 @@ impl Chroma {
         Ok((vectors, truncated))
     }
 
-    async fn store(
-        &self,
-        record: &CollectionRecord,
-        documents: &[Document],
-        vectors: &[Vec<f32>],
-    ) -> Result<(), ProviderError> {
+    /// Sends documents in as few requests as Chroma takes them in. Each request is stored whole or
+    /// not at all.
+    pub(super) async fn store(&self, record: &CollectionRecord, rows: &[Row]) -> Result<(), ProviderError> {
         let limits = self.api.pre_flight().await?;
         let mut stored = 0;
-        while stored < documents.len() {
-            let end =
-                stored + batch_length(&documents[stored..], vectors[stored].len(), limits.max_batch_size);
-            let batch = &documents[stored..end];
+        while stored < rows.len() {
+            let end = stored + batch_length(&rows[stored..], limits.max_batch_size);
+            let batch = &rows[stored..end];
             let metadatas = self.replacing_metadata(record, batch).await?;
-            let vectors = &vectors[stored..end];
             let embeddings: Value = if limits.supports_base64_encoding {
-                vectors
+                batch
                     .iter()
-                    .map(|vector| Value::String(base64(vector)))
+                    .map(|row| Value::String(base64(&row.vector)))
                     .collect()
             } else {
-                json!(vectors)
+                batch.iter().map(|row| json!(row.vector)).collect()
             };
             let request = json!({
-                "ids": batch.iter().map(|d| d.id.as_str()).collect::<Vec<_>>(),
-                "documents": batch.iter().map(|d| d.text.as_str()).collect::<Vec<_>>(),
+                "ids": batch.iter().map(|row| row.document.id.as_str()).collect::<Vec<_>>(),
+                "documents": batch.iter().map(|row| row.document.text.as_str()).collect::<Vec<_>>(),
                 "metadatas": metadatas,
                 "embeddings": embeddings,
             });
@@ -103,7 +115,7 @@ impl Chroma {
                 if stored > 0 {
                     tracing::warn!(
                         service = self.api.service(), collection = %record.described.name, stored,
-                        total = documents.len(), "only the first documents of a large add were stored"
+                        total = rows.len(), "only the first documents of a large add were stored"
                     );
                 }
                 return Err(error);
@@ -118,9 +130,9 @@ impl Chroma {
     async fn replacing_metadata(
         &self,
         record: &CollectionRecord,
-        batch: &[Document],
+        batch: &[Row],
     ) -> Result<Vec<Metadata>, ProviderError> {
-        let ids: Vec<&str> = batch.iter().map(|d| d.id.as_str()).collect();
+        let ids: Vec<&str> = batch.iter().map(|row| row.document.id.as_str()).collect();
         let there = self
             .api
             .get(record, &json!({"ids": ids, "include": ["metadatas"]}))
@@ -133,8 +145,9 @@ impl Chroma {
             .collect();
         Ok(batch
             .iter()
-            .map(|document| {
+            .map(|Row { document, kept, .. }| {
                 let mut new = codec::encode(&document.metadata);
+                new.extend(kept.clone());
                 for key in old.get(document.id.as_str()).into_iter().flat_map(Metadata::keys) {
                     if !new.contains_key(key) {
                         new.insert(key.clone(), Value::Null);
@@ -213,18 +226,18 @@ pub(super) fn check_width(
 }
 
 /// How many of the next documents go into one request; at least one.
-fn batch_length(documents: &[Document], dimensions: usize, max_batch_size: usize) -> usize {
+fn batch_length(rows: &[Row], max_batch_size: usize) -> usize {
     let mut bytes = 0;
-    let fits = documents
+    let fits = rows
         .iter()
         .take(max_batch_size)
-        .take_while(|document| {
+        .take_while(|Row { document, vector, .. }| {
             let metadata: usize = document
                 .metadata
                 .iter()
                 .map(|(k, v)| k.len() + v.to_string().len())
                 .sum();
-            bytes += document.text.len() + metadata + dimensions * 12;
+            bytes += document.text.len() + metadata + vector.len() * 12;
             bytes <= BATCH_BYTES
         })
         .count();
@@ -242,17 +255,21 @@ mod tests {
 
     #[test]
     fn batches_keep_to_the_servers_count_and_to_a_size() {
-        let document = |length: usize| Document {
-            id: DocumentId::generate(),
-            text: "x".repeat(length),
-            metadata: Metadata::new(),
+        let document = |length: usize| Row {
+            document: Document {
+                id: DocumentId::generate(),
+                text: "x".repeat(length),
+                metadata: Metadata::new(),
+            },
+            vector: vec![1.0; 3],
+            kept: Metadata::new(),
         };
-        let small: Vec<Document> = (0..10).map(|_| document(1)).collect();
-        assert_eq!(batch_length(&small, 3, 4), 4);
-        assert_eq!(batch_length(&small, 3, 100), 10);
-        let large: Vec<Document> = (0..3).map(|_| document(9 << 20)).collect();
-        assert_eq!(batch_length(&large, 3, 100), 1);
+        let small: Vec<Row> = (0..10).map(|_| document(1)).collect();
+        assert_eq!(batch_length(&small, 4), 4);
+        assert_eq!(batch_length(&small, 100), 10);
+        let large: Vec<Row> = (0..3).map(|_| document(9 << 20)).collect();
+        assert_eq!(batch_length(&large, 100), 1);
         let huge = [document(BATCH_BYTES * 2)];
-        assert_eq!(batch_length(&huge, 3, 100), 1);
+        assert_eq!(batch_length(&huge, 100), 1);
     }
 }

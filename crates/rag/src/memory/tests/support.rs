@@ -9,8 +9,8 @@ use ragstone_core::filter::Filter;
 use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, ModelIdentity, ModelInfo, Role};
 use ragstone_core::records::Records;
 use ragstone_core::store::{
-    DocumentBatch, DocumentPage, MetadataUpdate, Page, SearchOutcome, SearchRequest, Selection, Store,
-    StoreError, StoreHealth,
+    DocumentBatch, DocumentPage, MetadataUpdate, MovedDocument, MovedPage, MovedRange, Page, SearchOutcome,
+    SearchRequest, Selection, Store, StoreError, StoreHealth,
 };
 use ragstone_store::{SqliteStore, StoreOptions};
 use serde_json::Value;
@@ -321,6 +321,12 @@ impl Store for WatchedStore {
     }
     async fn metadata_values(&self, name: &CollectionName, field: &str) -> Result<Vec<Value>, StoreError> {
         self.inner.metadata_values(name, field).await
+    }
+    async fn export(&self, name: &CollectionName, range: MovedRange) -> Result<MovedPage, StoreError> {
+        self.inner.export(name, range).await
+    }
+    async fn import(&self, name: &CollectionName, documents: Vec<MovedDocument>) -> Result<(), StoreError> {
+        self.inner.import(name, documents).await
     }
     async fn health(&self) -> Result<StoreHealth, StoreError> {
         self.inner.health().await

@@ -3,10 +3,12 @@
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 
-use ragstone_store::{InspectedCollection, Inspection, inspect};
+use ragstone_core::store::Store;
+use ragstone_store::{InspectedCollection, Inspection, inspect, inspect_postgres};
 
 use super::Check;
 use crate::config::{Settings, StoreLocation};
+use crate::stores::connect_chroma;
 
 const LITTLE_SPACE: u64 = 1 << 30;
 const NO_SPACE: u64 = 64 << 20;
@@ -28,11 +30,34 @@ pub(super) fn port(settings: &Settings) -> Check {
     }
 }
 
-/// Checks the directory and the database, and gives the collections for further checks.
-pub(super) fn directory(settings: &Settings) -> (Vec<Check>, Vec<InspectedCollection>) {
-    let StoreLocation::Embedded(path) = &settings.store;
-    let (database, collections) = database(path);
-    (vec![writable(path), database], collections)
+/// Checks the store, and gives the collections for further checks where it can be looked into.
+pub(super) async fn store(settings: &Settings) -> (Vec<Check>, Vec<InspectedCollection>) {
+    match &settings.store {
+        StoreLocation::Embedded(path) => {
+            let (database, collections) = database(path);
+            (vec![writable(path), database], collections)
+        }
+        StoreLocation::Postgres(url) => {
+            let check = match inspect_postgres(url).await {
+                Ok(found) => Check::pass("Store", format!("{url} answers: {found}")),
+                Err(error) => Check::fail("Store", format!("{url}: {error}")),
+            };
+            (vec![check], Vec::new())
+        }
+        StoreLocation::Chroma { url, data_dir } => {
+            let name = "Store";
+            let answered = match connect_chroma(url) {
+                Ok(store) => store.health().await.map_err(|error| error.to_string()),
+                Err(error) => Err(error.to_string()),
+            };
+            let check = match answered {
+                Ok(facts) => Check::pass(name, format!("{url} answers: {} collections", facts.collections)),
+                Err(problem) => Check::fail(name, format!("{url}: {problem}")),
+            };
+            let (database, _) = database(data_dir);
+            (vec![check, writable(data_dir), database], Vec::new())
+        }
+    }
 }
 
 fn writable(path: &Path) -> Check {

@@ -1,0 +1,208 @@
+"""The service over Postgres, beside the engine's own client doing the same query in the same run.
+
+    python benches/stores/bench.py --binary target/release/ragstone --postgres postgres://user:password@host/database
+
+The database should be empty. Needs numpy and psycopg. With --embeddings FILE (an embeddings.yml) the
+last part compares one process with two, each with one compute thread, embedding queries in process.
+"""
+
+import argparse
+import concurrent.futures
+import http.client
+import json
+import os
+import re
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+
+import numpy
+import psycopg
+
+DIMENSIONS = 384
+TOP = 10
+WORDS = [f"word{n}" for n in range(5000)]
+
+
+def vectors(count, rng, centres):
+    """Directions in clusters, as embeddings of texts are."""
+    made = centres[rng.integers(len(centres), size=count)] + 0.55 * rng.standard_normal(
+        (count, DIMENSIONS), dtype=numpy.float32
+    ) / numpy.sqrt(DIMENSIONS) * 4
+    return (made / numpy.linalg.norm(made, axis=1, keepdims=True)).astype(numpy.float32)
+
+
+class Server:
+    def __init__(self, arguments, *extra):
+        self.folder = tempfile.TemporaryDirectory()
+        environment = dict(os.environ, RAGSTONE_STORE=arguments.postgres)
+        command = [arguments.binary, "serve", "--port", "0", "--data-dir", self.folder.name, *extra]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True)
+        for line in self.process.stderr:
+            found = re.search(r"listening on http://([\d.]+):(\d+)", line)
+            if found:
+                self.address = (found[1], int(found[2]))
+                break
+        else:
+            raise SystemExit("the server does not start")
+        threading.Thread(target=self.process.stderr.read, daemon=True).start()
+        self.local = threading.local()
+
+    def ask(self, method, path, body=None):
+        connection = getattr(self.local, "connection", None)
+        if connection is None:
+            connection = self.local.connection = http.client.HTTPConnection(*self.address, timeout=120)
+        connection.request(method, path, body and json.dumps(body), {"content-type": "application/json"})
+        answer = connection.getresponse()
+        text = answer.read()
+        if answer.status != 200:
+            raise SystemExit(f"{method} {path}: {answer.status} {text[:300]}")
+        return json.loads(text)
+
+    def stop(self):
+        self.process.terminate()
+        self.process.wait()
+
+
+def fill(server, data, batch=500):
+    server.ask("POST", "/collections", {"name": "bench"})
+    rng = numpy.random.default_rng(2)
+    started = time.monotonic()
+    for first in range(0, len(data), batch):
+        documents = [
+            {
+                "id": f"d{n}",
+                "text": " ".join(WORDS[w] for w in rng.integers(len(WORDS), size=40)),
+                "metadata": {"percent": n % 100, "kind": ["a", "b", "c"][n % 3]},
+                "embedding": data[n].round(6).tolist(),
+            }
+            for n in range(first, min(first + batch, len(data)))
+        ]
+        server.ask("POST", "/collections/bench/documents", {"documents": documents})
+    return len(data) / (time.monotonic() - started)
+
+
+def wait_for_index(database):
+    started = time.monotonic()
+    while True:
+        row = database.execute(
+            "SELECT relation FROM ragstone.collections WHERE name = 'bench' AND EXISTS (SELECT FROM pg_index"
+            " JOIN pg_class ON pg_class.oid = indexrelid WHERE relname = 'nearest_' || relation AND indisvalid)"
+        ).fetchone()
+        if row:
+            return row[0], time.monotonic() - started
+        time.sleep(1)
+
+
+def milliseconds(work):
+    started = time.perf_counter()
+    answer = work()
+    return 1000 * (time.perf_counter() - started), answer
+
+
+def compare(server, database, table, data, queries, below):
+    """p50 of the service and of the client, and the recall of the service."""
+    database.execute("SET hnsw.iterative_scan = 'relaxed_order'")
+    database.execute("SET hnsw.ef_search = 200")
+    condition = "" if below == 100 else f"WHERE ({' OR '.join(['fields @> %s::jsonb'] * below)})"
+    values = [] if below == 100 else [json.dumps({"=percent": [n]}) for n in range(below)]
+    sql = (
+        f"SELECT id, metadata, body, embedding <#> %s::vector FROM {table} {condition}"
+        f" ORDER BY embedding <#> %s::vector LIMIT {TOP}"
+    )
+    passing = numpy.flatnonzero(numpy.arange(len(data)) % 100 < below)
+    ours, theirs, right, theirs_right = [], [], 0, 0
+    for query in queries:
+        body = {"query_embedding": query.tolist(), "top_k": TOP}
+        if below < 100:
+            body["where"] = {"percent": {"$in": list(range(below))}}
+        text = str(query.tolist())
+        took, rows = milliseconds(lambda: database.execute(sql, [text, *values, text]).fetchall())
+        theirs.append(took)
+        took, answer = milliseconds(lambda: server.ask("POST", "/collections/bench/query", body))
+        ours.append(took)
+        near = passing[numpy.argsort(-(data[passing] @ query))[:TOP]]
+        expected = {f"d{n}" for n in near}
+        right += sum(hit["id"] in expected for hit in answer["results"])
+        theirs_right += sum(row[0] in expected for row in rows)
+    total = TOP * len(queries)
+    return (
+        statistics.median(ours),
+        statistics.median(theirs),
+        right / total,
+        theirs_right / total,
+    )
+
+
+def throughput(servers, seconds=10, clients=8):
+    """Queries a second, by text, shared evenly."""
+    end = time.monotonic() + seconds
+    rng = numpy.random.default_rng(5)
+    texts = [" ".join(WORDS[w] for w in rng.integers(len(WORDS), size=8)) for _ in range(1000)]
+
+    def run(number):
+        done = 0
+        while time.monotonic() < end:
+            body = {"query": texts[(number * 131 + done) % len(texts)], "top_k": TOP}
+            servers[number % len(servers)].ask("POST", "/collections/texts/query", body)
+            done += 1
+        return done
+
+    with concurrent.futures.ThreadPoolExecutor(clients) as pool:
+        return sum(pool.map(run, range(clients))) / seconds
+
+
+def processes(arguments):
+    options = ["--embeddings-config", arguments.embeddings, "--threads", "1"]
+    one = Server(arguments, *options)
+    model = one.ask("GET", "/health")["embedding_models"][0]["id"]
+    one.ask("POST", "/collections", {"name": "texts", "embedding_model": model})
+    rng = numpy.random.default_rng(6)
+    documents = [
+        {"text": " ".join(WORDS[w] for w in rng.integers(len(WORDS), size=8))} for _ in range(2000)
+    ]
+    one.ask("POST", "/collections/texts/documents", {"documents": documents})
+    alone = throughput([one])
+    two = Server(arguments, *options)
+    both = throughput([one, two])
+    again = throughput([one])
+    one.stop()
+    two.stop()
+    print(f"one process {alone:.0f} and {again:.0f} queries/s, two {both:.0f}: x {both / max(alone, again):.2f}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", default="target/release/ragstone")
+    parser.add_argument("--postgres", required=True)
+    parser.add_argument("--documents", type=int, default=100_000)
+    parser.add_argument("--queries", type=int, default=200)
+    parser.add_argument("--embeddings")
+    arguments = parser.parse_args()
+    rng = numpy.random.default_rng(1)
+    centres = rng.standard_normal((500, DIMENSIONS), dtype=numpy.float32)
+    centres /= numpy.linalg.norm(centres, axis=1, keepdims=True)
+    data = vectors(arguments.documents, rng, centres)
+    queries = vectors(arguments.queries, rng, centres)
+    server = Server(arguments, "--no-embeddings")
+    database = psycopg.connect(arguments.postgres, autocommit=True)
+    print(f"filled with {fill(server, data):.0f} documents/s over HTTP")
+    relation, seconds = wait_for_index(database)
+    print(f"index after {seconds:.0f} s")
+    print(f"{'matching':>9} {'service p50':>12} {'client p50':>12} {'overhead':>10} {'recall':>8} {'client recall':>14}")
+    for below in (100, 10, 1):
+        ours, theirs, recall, theirs_recall = compare(
+            server, database, f"ragstone.documents_{relation}", data, queries, below
+        )
+        print(
+            f"{below:>8}% {ours:>9.2f} ms {theirs:>9.2f} ms {ours - theirs:>7.2f} ms {recall:>8.4f} {theirs_recall:>14.4f}"
+        )
+    server.stop()
+    if arguments.embeddings:
+        processes(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+//! Names of collections, ours and Chroma's.
+//!
+//! Chroma's have at least three characters, begin and end with a letter or digit, and have no two
+//! dots in a row. A service shows what another's server has, under the names it has there, and can
+//! make only such. A store must be able to keep every collection, so it wraps the names that Chroma
+//! refuses.
+
+use ragstone_core::CollectionName;
+use ragstone_core::error::InvalidInput;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Naming {
+    AsTheyAre,
+    Wrapped,
+}
+
+const PREFIX: &str = "ragstone--";
+const SUFFIX: &str = "-x";
+
+impl Naming {
+    pub(super) fn chroma_name(self, name: &CollectionName) -> Result<String, InvalidInput> {
+        let text = name.as_str();
+        match self {
+            Self::AsTheyAre if is_possible(text) => Ok(text.to_owned()),
+            Self::AsTheyAre => Err(InvalidInput::new(format!(
+                "Invalid collection name {text:?} for ChromaDB: it must have at least 3 characters, begin and end with \
+                 a letter or digit, and have no two dots in a row"
+            ))),
+            Self::Wrapped if is_possible(text) && !text.starts_with(PREFIX) => Ok(text.to_owned()),
+            Self::Wrapped => Ok(wrap(text)),
+        }
+    }
+
+    /// `None` for a name that cannot be one of ours.
+    pub(super) fn our_name(self, name: &str) -> Option<CollectionName> {
+        if self == Self::Wrapped
+            && let Some(rest) = name.strip_prefix(PREFIX)
+        {
+            let ours = unwrap(rest.strip_suffix(SUFFIX)?)?;
+            return match ours.strip_prefix('.') {
+                Some(internal) => Some(CollectionName::internal(internal)),
+                None => CollectionName::parse(ours).ok(),
+            };
+        }
+        CollectionName::parse(name).ok()
+    }
+}
+
+fn is_possible(name: &str) -> bool {
+    let plain = |byte: Option<u8>| byte.is_some_and(|b| b.is_ascii_alphanumeric());
+    name.len() >= 3 && plain(name.bytes().next()) && plain(name.bytes().last()) && !name.contains("..")
+}
+
+fn wrap(name: &str) -> String {
+    let mut wrapped = PREFIX.to_owned();
+    for c in name.chars() {
+        match c {
+            '-' => wrapped.push_str("-m"),
+            '.' => wrapped.push_str("-d"),
+            other => wrapped.push(other),
+        }
+    }
+    wrapped + SUFFIX
+}
+
+fn unwrap(wrapped: &str) -> Option<String> {
+    let mut name = String::new();
+    let mut chars = wrapped.chars();
+    while let Some(c) = chars.next() {
+        name.push(match c {
+            '-' => match chars.next()? {
+                'm' => '-',
+                'd' => '.',
+                _ => return None,
+            },
+            other => other,
+        });
+    }
+    Some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_can_be_kept_and_comes_back() {
+        let long = "x-".repeat(64);
+        let names = [
+            "docs",
+            "c",
+            "a..b",
+            "a-",
+            "x.",
+            "a_b",
+            "ragstone--docs-x",
+            "ragstone--a",
+            &long,
+        ];
+        let mut seen = std::collections::HashSet::new();
+        let ours = names.map(|name| CollectionName::parse(name).unwrap());
+        for name in ours.iter().chain([&CollectionName::internal("memory.knowledge")]) {
+            let there = Naming::Wrapped.chroma_name(name).unwrap();
+            assert!(is_possible(&there) && there.len() <= 512, "{there}");
+            assert_eq!(Naming::Wrapped.our_name(&there).as_ref(), Some(name));
+            assert!(seen.insert(there));
+        }
+        assert_eq!(Naming::Wrapped.chroma_name(&ours[0]).unwrap(), "docs");
+    }
+
+    #[test]
+    fn what_we_did_not_wrap_is_not_unwrapped() {
+        for name in ["ragstone--a-q-x", "ragstone--a", "ragstone---x"] {
+            assert_eq!(Naming::Wrapped.our_name(name), None, "{name}");
+        }
+        assert!(
+            Naming::AsTheyAre
+                .chroma_name(&CollectionName::parse("ab").unwrap())
+                .is_err()
+        );
+    }
+}

@@ -1,0 +1,389 @@
+//! A ChromaDB server as the store of this service.
+//!
+//! What the provider makes up for (metadata, filters, totals, values) is shared with it. Beyond that
+//! a store keeps every collection name (`naming`), the length and the model of every vector beside
+//! its metadata (`codec`), ranks by words here (`keyword`), and says in [`LIMITATIONS`] what it
+//! cannot promise.
+
+mod keyword;
+mod search;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use ragstone_core::model::ModelIdentity;
+use ragstone_core::provider::{CallError, ProviderError};
+use ragstone_core::store::{
+    DocumentBatch, DocumentPage, Engine, KeptVectors, MetadataUpdate, MovedDocument, MovedPage, MovedRange,
+    Page, Place, SearchOutcome, SearchRequest, Selection, Store, StoreError, StoreHealth,
+};
+use ragstone_core::vector::normalise;
+use ragstone_core::{Collection, CollectionName, Document, DocumentId, Filter, Metadata};
+use secrecy::SecretString;
+use serde_json::{Value, json};
+use tokio::sync::Mutex;
+
+use super::api::{ChromaApi, CollectionRecord, Tenancy};
+use super::naming::Naming;
+use super::write::Row;
+use super::{Chroma, codec, default_database, default_tenant};
+use crate::error::ConfigError;
+use crate::http::{Auth, ClientSettings, Policy, ServiceClient};
+
+pub(super) const LIMITATIONS: &[&str] = &[
+    "Dense search is approximate: ChromaDB finds neighbours through an HNSW graph",
+    "Keyword and hybrid search go through all texts of a collection, and are refused beyond 10000 documents",
+    "A write of more documents than ChromaDB takes in one request (5461, or 16 MB) is not all or nothing",
+    "What takes several requests (filtered pages, filtered deletes, values) may see parts of two states while others write",
+    "Two processes that replace the same document at once may leave metadata of both",
+    "An export from which documents are deleted meanwhile may leave others out",
+    "Vectors come back with their last bits rounded",
+    "Jobs, agent memory, conversations and the embedding ledger are kept in the data directory of this process",
+];
+
+const ENGINE: Engine = Engine {
+    name: "chromadb",
+    limitations: LIMITATIONS,
+    vectors: KeptVectors::Rounded,
+};
+
+/// An answer with a page of vectors is larger than what services usually say.
+const MAX_ANSWER_BYTES: u64 = 256 << 20;
+/// About how large such an answer should be.
+const EXPORT_BYTES: usize = 16 << 20;
+/// About what a number of a vector, and a document without its vector, take in an answer.
+const NUMBER_BYTES: usize = 12;
+const DOCUMENT_BYTES: usize = 2048;
+const SOON: Duration = Duration::from_secs(1);
+
+pub struct ChromaStore {
+    chroma: Chroma,
+    /// Replacing metadata means reading it first, so writes of this process take turns.
+    writing: Mutex<()>,
+}
+
+impl ChromaStore {
+    /// Connects to `chroma://HOST:PORT[/TENANT/DATABASE]`, or `chromas://` over TLS. Nothing is sent
+    /// yet: a server that is not there now may come later.
+    pub fn connect(url: &str, token: Option<SecretString>) -> Result<Self, ConfigError> {
+        let problem = |message: &str| ConfigError::field("store", message);
+        let (scheme, rest) = match url.split_once("://") {
+            Some(("chroma", rest)) => ("http", rest),
+            Some(("chromas", rest)) => ("https", rest),
+            _ => return Err(problem("must be chroma://HOST:PORT or chromas://HOST:PORT")),
+        };
+        let mut parts = rest.split('/').filter(|part| !part.is_empty());
+        let host = parts.next().ok_or_else(|| problem("must name a host"))?;
+        let tenancy = match (parts.next(), parts.next(), parts.next()) {
+            (None, ..) => Tenancy::check(&default_tenant(), &default_database())?,
+            (Some(tenant), Some(database), None) => Tenancy::check(tenant, database)?,
+            _ => return Err(problem("must have nothing after the host, or /TENANT/DATABASE")),
+        };
+        let mut settings = ClientSettings::new("chromadb", &format!("{scheme}://{host}"), "store")?;
+        if let Some(token) = token {
+            settings.auth = Auth::Bearer(token);
+        }
+        settings.policy = Policy {
+            deadline: Duration::from_secs(20),
+            max_attempts: 2,
+            first_delay: Duration::from_millis(200),
+            max_answer_bytes: MAX_ANSWER_BYTES,
+            cooldown: Duration::from_secs(2),
+            ..Policy::default()
+        };
+        Ok(Self {
+            chroma: Chroma {
+                api: ChromaApi::new(ServiceClient::new(settings)?, &tenancy, Naming::Wrapped),
+                embedders: Arc::default(),
+            },
+            writing: Mutex::new(()),
+        })
+    }
+
+    fn api(&self) -> &ChromaApi {
+        &self.chroma.api
+    }
+
+    /// With its count. An empty collection has no width: it takes vectors of any.
+    async fn described(&self, record: &CollectionRecord) -> Result<Collection, ProviderError> {
+        let count = self.api().count(record).await?;
+        let described = record.described.clone();
+        Ok(Collection {
+            count,
+            dimensions: described.dimensions.filter(|_| count > 0),
+            ..described
+        })
+    }
+
+    async fn write(&self, name: &CollectionName, documents: Vec<MovedDocument>) -> Result<(), StoreError> {
+        let _turn = self.writing.lock().await;
+        let mut record = self.api().collection(name).await.map_err(store_error)?;
+        let Some(width) = documents.first().map(|moved| moved.vector.len()) else {
+            return Ok(());
+        };
+        let mismatch = |expected, actual| StoreError::DimensionMismatch {
+            collection: name.clone(),
+            expected,
+            actual,
+        };
+        if let Some(other) = documents.iter().find(|moved| moved.vector.len() != width) {
+            return Err(mismatch(width, other.vector.len()));
+        }
+        if let Some(expected) = record.described.dimensions.filter(|expected| *expected != width) {
+            if self.api().count(&record).await.map_err(store_error)? > 0 {
+                return Err(mismatch(expected, width));
+            }
+            record = self.widen(&record).await.map_err(store_error)?;
+        }
+        let rows: Vec<Row> = documents.into_iter().map(row).collect();
+        self.chroma.store(&record, &rows).await.map_err(store_error)
+    }
+
+    /// Chroma never forgets the width of a collection, not even of an empty one; so that one is made
+    /// anew.
+    async fn widen(&self, record: &CollectionRecord) -> Result<CollectionRecord, ProviderError> {
+        let Collection { name, metadata, .. } = &record.described;
+        self.api().delete_collection(name).await?;
+        self.api().create_collection(name, metadata).await
+    }
+
+    async fn export_page(
+        &self,
+        name: &CollectionName,
+        range: MovedRange,
+    ) -> Result<MovedPage, ProviderError> {
+        let record = self.api().collection(name).await?;
+        let from = range.after.map_or(0, |place| place.0.saturating_add(1).max(0));
+        let size = record.described.dimensions.unwrap_or_default() * NUMBER_BYTES + DOCUMENT_BYTES;
+        let limit = range.limit.min(EXPORT_BYTES / size).max(1);
+        let total = self.api().count(&record).await?;
+        let records = self
+            .api()
+            .get(
+                &record,
+                &json!({"include": ["documents", "metadatas", "embeddings"], "limit": limit, "offset": from}),
+            )
+            .await?;
+        let count = records.ids.len();
+        let texts = records.documents.unwrap_or_else(|| vec![None; count]);
+        let metadatas = records.metadatas.unwrap_or_else(|| vec![None; count]);
+        let vectors = records.embeddings.unwrap_or_else(|| vec![None; count]);
+        let documents = records
+            .ids
+            .into_iter()
+            .zip(texts)
+            .zip(metadatas.into_iter().zip(vectors))
+            .map(|((id, text), (metadata, vector))| {
+                let kept = Kept::read(metadata.as_ref());
+                let document = self.chroma.read_document(id, text, metadata)?;
+                let vector = vector.ok_or_else(|| self.api().bad_answer("a document without a vector"))?;
+                Ok(kept.moved(document, vector))
+            })
+            .collect::<Result<Vec<_>, ProviderError>>()?;
+        let end = from.saturating_add_unsigned(count as u64);
+        Ok(MovedPage {
+            documents,
+            last: (count > 0).then(|| Place(end - 1)),
+            more: count > 0 && end.unsigned_abs() < total,
+        })
+    }
+}
+
+/// What is kept of a vector beside it; nothing for documents that other clients wrote.
+struct Kept {
+    norm: Option<f32>,
+    model: Option<ModelIdentity>,
+}
+
+impl Kept {
+    fn read(metadata: Option<&Metadata>) -> Self {
+        let get = |key: &str| metadata.and_then(|metadata| metadata.get(key));
+        let model = get(codec::MODEL).and_then(Value::as_str);
+        let model: Option<(String, String, usize)> = model.and_then(|text| serde_json::from_str(text).ok());
+        Self {
+            norm: get(codec::NORM).and_then(Value::as_f64).map(|norm| norm as f32),
+            model: model.map(|(id, version, dimensions)| ModelIdentity {
+                id,
+                version,
+                dimensions,
+            }),
+        }
+    }
+
+    fn moved(self, document: Document, mut vector: Vec<f32>) -> MovedDocument {
+        let norm = self.norm.unwrap_or_else(|| normalise(&mut vector));
+        MovedDocument {
+            document,
+            vector,
+            norm,
+            model: self.model,
+        }
+    }
+}
+
+fn row(moved: MovedDocument) -> Row {
+    let mut kept = Metadata::new();
+    kept.insert(codec::NORM.into(), f64::from(moved.norm).into());
+    if let Some(model) = &moved.model {
+        let text = json!([model.id, model.version, model.dimensions]).to_string();
+        kept.insert(codec::MODEL.into(), text.into());
+    }
+    Row {
+        document: moved.document,
+        vector: moved.vector,
+        kept,
+    }
+}
+
+/// A server that gives no answer may give one later; that the request was at fault, it says itself.
+fn store_error(error: ProviderError) -> StoreError {
+    let unavailable = |retry_after: Duration| StoreError::Unavailable {
+        message: "The ChromaDB server that keeps the documents does not answer; try again soon".to_owned(),
+        retry_after,
+    };
+    match error {
+        ProviderError::CollectionNotFound(name) => StoreError::CollectionNotFound(name),
+        ProviderError::CollectionExists(name) => StoreError::CollectionExists(name),
+        ProviderError::Invalid(invalid) => StoreError::Unsupported(invalid.message().to_owned()),
+        ProviderError::Unsupported(message) => StoreError::Unsupported(message),
+        ProviderError::Store(error) => error,
+        ProviderError::Call(call) => {
+            tracing::warn!(error = %call, "the store gave no usable answer");
+            match &call {
+                CallError::Unreachable { .. } | CallError::DeadlineExceeded { .. } => unavailable(SOON),
+                CallError::CircuitOpen { retry_after, .. } => unavailable(*retry_after),
+                CallError::Answered(answer) if matches!(answer.status, 429 | 502..=504) => {
+                    unavailable(answer.retry_after.unwrap_or(SOON))
+                }
+                CallError::Answered(answer) if answer.status == 413 => StoreError::Unsupported(
+                    "A document is too large for ChromaDB: a request to it may have 40 MB".to_owned(),
+                ),
+                _ => StoreError::Failed(Box::new(call)),
+            }
+        }
+        other => StoreError::Failed(Box::new(other)),
+    }
+}
+
+#[async_trait]
+impl Store for ChromaStore {
+    async fn create_collection(
+        &self,
+        name: &CollectionName,
+        metadata: Metadata,
+    ) -> Result<Collection, StoreError> {
+        let created = self.api().create_collection(name, &metadata).await;
+        Ok(created.map_err(store_error)?.described)
+    }
+
+    async fn collections(&self) -> Result<Vec<Collection>, StoreError> {
+        let mut collections = Vec::new();
+        for record in self.api().collections().await.map_err(store_error)? {
+            if record.described.name.is_internal() {
+                continue;
+            }
+            // One that vanishes meanwhile is no longer there to be listed.
+            match self.described(&record).await {
+                Ok(collection) => collections.push(collection),
+                Err(ProviderError::CollectionNotFound(_)) => {}
+                Err(error) => return Err(store_error(error)),
+            }
+        }
+        collections.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(collections)
+    }
+
+    async fn collection(&self, name: &CollectionName) -> Result<Collection, StoreError> {
+        let record = self.api().collection(name).await.map_err(store_error)?;
+        self.described(&record).await.map_err(store_error)
+    }
+
+    async fn update_metadata(
+        &self,
+        name: &CollectionName,
+        metadata: Metadata,
+        update: MetadataUpdate,
+    ) -> Result<Metadata, StoreError> {
+        let _turn = self.writing.lock().await;
+        self.chroma
+            .change_metadata(name, metadata, update)
+            .await
+            .map_err(store_error)
+    }
+
+    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StoreError> {
+        let _turn = self.writing.lock().await;
+        self.api().delete_collection(name).await.map_err(store_error)
+    }
+
+    async fn upsert(&self, name: &CollectionName, batch: DocumentBatch) -> Result<(), StoreError> {
+        let documents = tokio::task::spawn_blocking(move || batch.normalised())
+            .await
+            .map_err(|error| StoreError::Failed(Box::new(error)))?;
+        self.write(name, documents).await
+    }
+
+    async fn document(&self, name: &CollectionName, id: &DocumentId) -> Result<Option<Document>, StoreError> {
+        let record = self.api().collection(name).await.map_err(store_error)?;
+        let ids = [id.as_str().to_owned()];
+        let found = self.chroma.documents_by_id(&record, &ids).await;
+        Ok(found.map_err(store_error)?.pop())
+    }
+
+    async fn documents(
+        &self,
+        name: &CollectionName,
+        filter: &Filter,
+        page: Page,
+    ) -> Result<DocumentPage, StoreError> {
+        self.chroma.page(name, filter, page).await.map_err(store_error)
+    }
+
+    async fn delete_documents(&self, name: &CollectionName, selection: Selection) -> Result<u64, StoreError> {
+        let _turn = self.writing.lock().await;
+        self.chroma.delete(name, selection).await.map_err(store_error)
+    }
+
+    async fn empty(&self, name: &CollectionName) -> Result<u64, StoreError> {
+        let _turn = self.writing.lock().await;
+        let record = self.api().collection(name).await.map_err(store_error)?;
+        self.api().delete_all(&record).await.map_err(store_error)
+    }
+
+    async fn metadata_values(&self, name: &CollectionName, field: &str) -> Result<Vec<Value>, StoreError> {
+        self.chroma.values(name, field).await.map_err(store_error)
+    }
+
+    async fn search(
+        &self,
+        name: &CollectionName,
+        request: SearchRequest,
+    ) -> Result<SearchOutcome, StoreError> {
+        self.find(name, request).await
+    }
+
+    async fn export(&self, name: &CollectionName, range: MovedRange) -> Result<MovedPage, StoreError> {
+        self.export_page(name, range).await.map_err(store_error)
+    }
+
+    async fn import(&self, name: &CollectionName, documents: Vec<MovedDocument>) -> Result<(), StoreError> {
+        self.write(name, documents).await
+    }
+
+    async fn health(&self) -> Result<StoreHealth, StoreError> {
+        self.api()
+            .version()
+            .await
+            .map_err(|error| store_error(error.into()))?;
+        let records = self.api().collections().await.map_err(store_error)?;
+        let shown = records
+            .iter()
+            .filter(|record| !record.described.name.is_internal());
+        Ok(StoreHealth {
+            collections: shown.count() as u64,
+            storage_bytes: 0,
+            engine: Some(ENGINE),
+        })
+    }
+}

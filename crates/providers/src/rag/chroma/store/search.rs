@@ -1,0 +1,228 @@
+//! Searching by meaning, by word and by both.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use ragstone_core::fusion::{RankTrail, StageRank, fuse};
+use ragstone_core::provider::ProviderError;
+use ragstone_core::store::{SearchHit, SearchOutcome, SearchRequest, StageTime, StoreError};
+use ragstone_core::{CollectionName, Document};
+
+use super::super::api::CollectionRecord;
+use super::super::search::{Found, check_space};
+use super::{ChromaStore, store_error};
+
+/// How much deeper than the answer each ranking goes before the two are fused.
+const FUSION_DEPTH: usize = 4;
+const FUSION_AT_LEAST: usize = 100;
+
+impl ChromaStore {
+    pub(super) async fn find(
+        &self,
+        name: &CollectionName,
+        request: SearchRequest,
+    ) -> Result<SearchOutcome, StoreError> {
+        let record = self.api().collection(name).await.map_err(store_error)?;
+        let collection = self.described(&record).await.map_err(store_error)?;
+        if let (Some(vector), Some(expected)) = (&request.vector, collection.dimensions)
+            && vector.len() != expected
+        {
+            return Err(StoreError::DimensionMismatch {
+                collection: name.clone(),
+                expected,
+                actual: vector.len(),
+            });
+        }
+        let mut stages = Vec::new();
+        let hits = if collection.count == 0 || request.limit == 0 {
+            Vec::new()
+        } else {
+            self.ranked(&record, &request, &mut stages)
+                .await
+                .map_err(store_error)?
+        };
+        Ok(SearchOutcome {
+            hits,
+            collection,
+            stages,
+        })
+    }
+
+    async fn ranked(
+        &self,
+        record: &CollectionRecord,
+        request: &SearchRequest,
+        stages: &mut Vec<StageTime>,
+    ) -> Result<Vec<SearchHit>, ProviderError> {
+        match (&request.vector, &request.text) {
+            (Some(vector), None) => self.by_meaning(record, request, vector, stages).await,
+            (None, Some(text)) => self.by_words(record, request, text, stages).await,
+            (Some(vector), Some(text)) => self.by_both(record, request, vector, text, stages).await,
+            (None, None) => Ok(Vec::new()),
+        }
+    }
+
+    async fn by_meaning(
+        &self,
+        record: &CollectionRecord,
+        request: &SearchRequest,
+        vector: &[f32],
+        stages: &mut Vec<StageTime>,
+    ) -> Result<Vec<SearchHit>, ProviderError> {
+        let found = self.near(record, request, vector, request.limit, stages).await?;
+        Ok(found
+            .into_iter()
+            .enumerate()
+            .map(|(place, Found { document, distance })| SearchHit {
+                document,
+                distance: Some(distance),
+                trail: RankTrail {
+                    dense: Some(StageRank {
+                        rank: place + 1,
+                        score: dense_score(distance),
+                    }),
+                    ..RankTrail::default()
+                },
+            })
+            .collect())
+    }
+
+    async fn near(
+        &self,
+        record: &CollectionRecord,
+        request: &SearchRequest,
+        vector: &[f32],
+        depth: usize,
+        stages: &mut Vec<StageTime>,
+    ) -> Result<Vec<Found>, ProviderError> {
+        check_space(record)?;
+        let start = Instant::now();
+        let mut found = self.chroma.best(record, vector, &request.filter, depth).await?;
+        if let Some(farthest) = request.max_distance {
+            found.retain(|hit| hit.distance <= farthest);
+        }
+        note(stages, "dense", start);
+        Ok(found)
+    }
+
+    async fn by_words(
+        &self,
+        record: &CollectionRecord,
+        request: &SearchRequest,
+        text: &str,
+        stages: &mut Vec<StageTime>,
+    ) -> Result<Vec<SearchHit>, ProviderError> {
+        let start = Instant::now();
+        let mut words = self.words(record, text, &request.filter).await?;
+        words.ranked.truncate(request.limit);
+        note(stages, "keyword", start);
+        let start = Instant::now();
+        let best = words.ranked.iter().enumerate().map(|(rank, (place, score))| {
+            let keyword = Some(StageRank {
+                rank: rank + 1,
+                score: *score,
+            });
+            let trail = RankTrail {
+                keyword,
+                ..RankTrail::default()
+            };
+            (*place, trail)
+        });
+        let hits = self
+            .fetched(record, &words.ids, best.collect(), &HashMap::new())
+            .await?;
+        note(stages, "fetch", start);
+        Ok(hits)
+    }
+
+    async fn by_both(
+        &self,
+        record: &CollectionRecord,
+        request: &SearchRequest,
+        vector: &[f32],
+        text: &str,
+        stages: &mut Vec<StageTime>,
+    ) -> Result<Vec<SearchHit>, ProviderError> {
+        let depth = request.limit.saturating_mul(FUSION_DEPTH).max(FUSION_AT_LEAST);
+        let start = Instant::now();
+        let mut words = self.words(record, text, &request.filter).await?;
+        words.ranked.truncate(depth);
+        note(stages, "keyword", start);
+        let found = self.near(record, request, vector, depth, stages).await?;
+        let mut distances = HashMap::new();
+        let mut dense = Vec::with_capacity(found.len());
+        for hit in &found {
+            if let Some(place) = words.places.get(hit.document.id.as_str()) {
+                distances.insert(*place, hit.distance);
+                dense.push((*place, dense_score(hit.distance)));
+            }
+        }
+        let start = Instant::now();
+        let far: Vec<String> = words
+            .ranked
+            .iter()
+            .filter(|(place, _)| !distances.contains_key(place))
+            .filter_map(|(place, _)| words.ids.get(*place as usize).cloned())
+            .collect();
+        if !far.is_empty() {
+            for hit in self.chroma.best_among(record, vector, &far, far.len()).await? {
+                if let Some(place) = words.places.get(hit.document.id.as_str()) {
+                    distances.insert(*place, hit.distance);
+                }
+            }
+        }
+        let near_enough = |place: &u32| {
+            let distance = distances.get(place);
+            request
+                .max_distance
+                .is_none_or(|farthest| distance.is_some_and(|distance| *distance <= farthest))
+        };
+        words.ranked.retain(|(place, _)| near_enough(place));
+        let fused = fuse(&dense, &words.ranked, request.weights);
+        note(stages, "fusion", start);
+        let start = Instant::now();
+        let best = fused.into_iter().take(request.limit).collect();
+        let hits = self.fetched(record, &words.ids, best, &distances).await?;
+        note(stages, "fetch", start);
+        Ok(hits)
+    }
+
+    /// One that is gone by now is left out.
+    async fn fetched(
+        &self,
+        record: &CollectionRecord,
+        ids: &[String],
+        best: Vec<(u32, RankTrail)>,
+        distances: &HashMap<u32, f32>,
+    ) -> Result<Vec<SearchHit>, ProviderError> {
+        let id_of = |place: u32| ids.get(place as usize).cloned();
+        let wanted: Vec<String> = best.iter().filter_map(|(place, _)| id_of(*place)).collect();
+        let documents = self.chroma.documents_by_id(record, &wanted).await?;
+        let mut documents: HashMap<String, Document> = documents
+            .into_iter()
+            .map(|document| (document.id.as_str().to_owned(), document))
+            .collect();
+        Ok(best
+            .into_iter()
+            .filter_map(|(place, trail)| {
+                Some(SearchHit {
+                    document: documents.remove(&id_of(place)?)?,
+                    distance: distances.get(&place).copied(),
+                    trail,
+                })
+            })
+            .collect())
+    }
+}
+
+/// One for the same direction, zero for the opposite one.
+fn dense_score(distance: f32) -> f64 {
+    f64::from(1.0 - distance / 2.0)
+}
+
+fn note(stages: &mut Vec<StageTime>, stage: &'static str, start: Instant) {
+    stages.push(StageTime {
+        stage,
+        took: start.elapsed(),
+    });
+}

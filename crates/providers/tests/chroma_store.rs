@@ -1,0 +1,445 @@
+//! ChromaDB as the store: what it answers is what the embedded store answers, against a real server.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use common::chroma::ChromaServer;
+use ragstone_core::model::ModelIdentity;
+use ragstone_core::store::{
+    DocumentBatch, KeptVectors, MetadataUpdate, MovedRange, Page, SearchRequest, Selection, Store,
+    StoreError, StoredDocument,
+};
+use ragstone_core::{CollectionName, Document, DocumentId, Filter, Metadata};
+use ragstone_providers::rag::ChromaStore;
+use ragstone_store::{SqliteStore, StoreOptions};
+use serde_json::{Value, json};
+
+const ALL: Page = Page {
+    limit: usize::MAX,
+    offset: 0,
+};
+
+fn name(text: &str) -> CollectionName {
+    CollectionName::parse(text).unwrap()
+}
+
+fn object(value: Value) -> Metadata {
+    value.as_object().unwrap().clone()
+}
+
+fn store(server: &ChromaServer) -> ChromaStore {
+    ChromaStore::connect(&server.store_url(), None).unwrap()
+}
+
+/// Two stores that are told the same.
+struct Pair {
+    chroma: ChromaStore,
+    sqlite: SqliteStore,
+    docs: CollectionName,
+}
+
+impl Pair {
+    async fn new(server: &ChromaServer, directory: &std::path::Path, docs: &str) -> Self {
+        let pair = Self {
+            chroma: store(server),
+            sqlite: SqliteStore::open(directory, StoreOptions::default()).unwrap(),
+            docs: name(docs),
+        };
+        for store in pair.both() {
+            store
+                .create_collection(&pair.docs, Metadata::new())
+                .await
+                .unwrap();
+        }
+        pair
+    }
+
+    fn both(&self) -> [&dyn Store; 2] {
+        [&self.chroma, &self.sqlite]
+    }
+
+    async fn upsert(&self, documents: Vec<StoredDocument>, model: Option<ModelIdentity>) {
+        for store in self.both() {
+            let (documents, model) = (documents.clone(), model.clone());
+            store
+                .upsert(&self.docs, DocumentBatch { documents, model })
+                .await
+                .unwrap();
+        }
+    }
+
+    async fn agree_on_documents(&self, filter: &Value, page: Page) {
+        let parsed = Filter::parse(filter).unwrap();
+        let [chroma, sqlite] = self.both();
+        let found = chroma.documents(&self.docs, &parsed, page).await.unwrap();
+        let expected = sqlite.documents(&self.docs, &parsed, page).await.unwrap();
+        assert_eq!(found, expected, "{filter}");
+    }
+
+    async fn agree_on_search(&self, request: &SearchRequest) {
+        let mut answers = Vec::new();
+        for store in self.both() {
+            let outcome = store.search(&self.docs, request.clone()).await.unwrap();
+            assert_eq!(outcome.collection.count, 40);
+            answers.push(outcome.hits);
+        }
+        let ids = |at: usize| {
+            answers[at]
+                .iter()
+                .map(|hit| hit.document.id.as_str())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(ids(0), ids(1), "{request:?}");
+        for (found, expected) in answers[0].iter().zip(&answers[1]) {
+            assert_eq!(found.document, expected.document);
+            match (found.distance, expected.distance) {
+                (Some(found), Some(expected)) => assert!((found - expected).abs() < 1e-5),
+                (found, expected) => assert_eq!(found, expected),
+            }
+            let score =
+                |trail: Option<ragstone_core::fusion::StageRank>| trail.map_or(0.0, |stage| stage.score);
+            for (a, b) in [
+                (found.trail.dense, expected.trail.dense),
+                (found.trail.keyword, expected.trail.keyword),
+                (found.trail.fused, expected.trail.fused),
+            ] {
+                assert_eq!(a.map(|stage| stage.rank), b.map(|stage| stage.rank));
+                assert!((score(a) - score(b)).abs() < 1e-5, "{a:?} {b:?}");
+            }
+        }
+    }
+}
+
+const WORDS: [&str; 6] = ["mirror", "dome", "rain", "ZX-4417", "telescopes", "opens at dusk"];
+
+/// Vectors at angles that are all different, so that no ranking has ties.
+fn document(n: usize) -> StoredDocument {
+    let angle = n as f32 * 0.07;
+    let metadata = match n % 5 {
+        0 => json!({"n": n, "s": "even", "tags": ["a", n]}),
+        1 => json!({"n": n as f64 + 0.5, "b": true, "none": null}),
+        2 => json!({"n": n, "deep": {"x": [1, {"y": null}]}, "": "odd", "$k": 1}),
+        3 => json!({"n": u64::MAX, "s": "odd", "ragstone:norm": "mine"}),
+        _ => json!({}),
+    };
+    StoredDocument {
+        document: Document {
+            id: DocumentId::parse(format!("d{n}")).unwrap(),
+            text: format!("{} {} number {n}", WORDS[n % 6], WORDS[n * n % 6]),
+            metadata: object(metadata),
+        },
+        vector: vec![3.0 * angle.cos(), 3.0 * angle.sin(), 0.5],
+    }
+}
+
+/// One server for all of it: starting one takes longer than everything else.
+#[tokio::test]
+async fn chromadb_as_a_store() {
+    let mut server = ChromaServer::start().await;
+    answers_are_those_of_the_embedded_store(&server).await;
+    collections_of_any_name_come_and_go(&server).await;
+    an_emptied_collection_takes_another_width(&server).await;
+    documents_are_moved_in_and_out(&server).await;
+    what_it_cannot_do_is_declared_or_refused(&server).await;
+    it_goes_away_and_comes_back(&mut server).await;
+}
+
+async fn answers_are_those_of_the_embedded_store(server: &ChromaServer) {
+    let directory = tempfile::tempdir().unwrap();
+    let pair = Pair::new(server, directory.path(), "d").await;
+    pair.upsert((0..25).map(document).collect(), None).await;
+    pair.upsert((25..45).map(document).collect(), None).await;
+    // Some are replaced, with fewer and other fields, and some go.
+    let mut replaced: Vec<StoredDocument> = [3, 7].into_iter().map(document).collect();
+    replaced[0].document.metadata = object(json!({"other": [1, 2]}));
+    replaced[1].document.text = "nothing of the kind".into();
+    pair.upsert(replaced, None).await;
+    let gone = |id: &str| DocumentId::parse(id).unwrap();
+    for store in pair.both() {
+        let ids = vec![gone("d10"), gone("missing"), gone("d10"), gone("d11")];
+        assert_eq!(
+            store
+                .delete_documents(&pair.docs, Selection::Ids(ids))
+                .await
+                .unwrap(),
+            2
+        );
+        let odd = Filter::parse(&json!({"n": {"$in": [20, 25, 30]}})).unwrap();
+        let matching = Selection::Matching(odd);
+        assert_eq!(store.delete_documents(&pair.docs, matching).await.unwrap(), 3);
+    }
+    let filters = [
+        json!({}),
+        json!({"s": "even"}),
+        json!({"tags": "a"}),
+        json!({"tags": {"$contains": 15}}),
+        json!({"n": {"$gte": 7, "$lt": 30}}),
+        json!({"n": 6.5}),
+        json!({"n": u64::MAX}),
+        json!({"s": {"$ne": "even"}}),
+        json!({"s": {"$contains": "ve"}}),
+        json!({"none": null}),
+        json!({"none": {"$exists": true}}),
+        json!({"$not": {"n": {"$exists": true}}}),
+        json!({"": "odd"}),
+        json!({"ragstone:norm": "mine"}),
+        json!({"$or": [{"b": true}, {"other": 2}]}),
+        json!({"s": {"$nin": ["even", "odd"]}}),
+        json!({"s": {"$in": []}}),
+    ];
+    for filter in &filters {
+        pair.agree_on_documents(filter, ALL).await;
+        pair.agree_on_documents(filter, Page { limit: 3, offset: 2 })
+            .await;
+    }
+    for field in [
+        "n",
+        "s",
+        "tags",
+        "none",
+        "b",
+        "",
+        "other",
+        "deep",
+        "missing",
+        "ragstone:norm",
+    ] {
+        let found = pair.chroma.metadata_values(&pair.docs, field).await.unwrap();
+        let expected = pair.sqlite.metadata_values(&pair.docs, field).await.unwrap();
+        assert_eq!(found, expected, "{field}");
+    }
+    for id in ["d3", "d10", "d44"] {
+        let found = pair.chroma.document(&pair.docs, &gone(id)).await.unwrap();
+        assert_eq!(found, pair.sqlite.document(&pair.docs, &gone(id)).await.unwrap());
+    }
+    for filter in &filters[..6] {
+        for (vector, text) in [
+            (Some(vec![1.0, 0.8, 0.2]), None),
+            (None, Some("dome in the rain")),
+            (None, Some("ZX-4417")),
+            (None, Some("unheard")),
+            (Some(vec![-1.0, 0.3, 0.0]), Some("mirrors and a telescope")),
+        ] {
+            for max_distance in [None, Some(0.6)] {
+                let request = SearchRequest {
+                    vector: vector.clone(),
+                    text: text.map(str::to_owned),
+                    filter: Filter::parse(filter).unwrap(),
+                    limit: 7,
+                    max_distance,
+                    ..SearchRequest::default()
+                };
+                pair.agree_on_search(&request).await;
+            }
+        }
+    }
+    let wide = SearchRequest {
+        vector: Some(vec![1.0]),
+        limit: 3,
+        ..SearchRequest::default()
+    };
+    for store in pair.both() {
+        let refused = store.search(&pair.docs, wide.clone()).await;
+        assert!(matches!(
+            refused,
+            Err(StoreError::DimensionMismatch { expected: 3, .. })
+        ));
+        assert_eq!(store.empty(&pair.docs).await.unwrap(), 40);
+        assert_eq!(store.empty(&pair.docs).await.unwrap(), 0);
+        assert_eq!(store.collection(&pair.docs).await.unwrap().dimensions, None);
+    }
+}
+
+async fn collections_of_any_name_come_and_go(server: &ChromaServer) {
+    let store = store(server);
+    let metadata = object(json!({"a": 1, "deep": {"x": null}, "list": [1, "b"]}));
+    let names = ["x", "a..b", "ends-", "ragstone--x", "plain"];
+    for text in names {
+        let created = store
+            .create_collection(&name(text), metadata.clone())
+            .await
+            .unwrap();
+        assert_eq!((created.name.as_str(), &created.metadata), (text, &metadata));
+        let again = store.create_collection(&name(text), Metadata::new()).await;
+        assert!(matches!(again, Err(StoreError::CollectionExists(_))), "{text}");
+    }
+    let internal = CollectionName::internal("memory.knowledge");
+    store.create_collection(&internal, Metadata::new()).await.unwrap();
+    assert_eq!(store.collection(&internal).await.unwrap().name, internal);
+    let listed = store.collections().await.unwrap();
+    let listed: Vec<&str> = listed.iter().map(|collection| collection.name.as_str()).collect();
+    assert_eq!(listed, ["a..b", "d", "ends-", "plain", "ragstone--x", "x"]);
+    assert_eq!(store.health().await.unwrap().collections, 6);
+    let merged = object(json!({"a": [2], "more": true}));
+    let now = store
+        .update_metadata(&name("x"), merged, MetadataUpdate::Merge)
+        .await
+        .unwrap();
+    assert_eq!(
+        Value::Object(now.clone()),
+        json!({"a": [2], "deep": {"x": null}, "list": [1, "b"], "more": true})
+    );
+    assert_eq!(store.collection(&name("x")).await.unwrap().metadata, now);
+    let replaced = store
+        .update_metadata(&name("x"), Metadata::new(), MetadataUpdate::Replace)
+        .await;
+    assert_eq!(replaced.unwrap(), Metadata::new());
+    for text in names {
+        store.delete_collection(&name(text)).await.unwrap();
+        let gone = store.collection(&name(text)).await;
+        assert!(matches!(gone, Err(StoreError::CollectionNotFound(_))), "{text}");
+    }
+    let missing = store.delete_collection(&name("x")).await;
+    assert!(matches!(missing, Err(StoreError::CollectionNotFound(_))));
+}
+
+async fn an_emptied_collection_takes_another_width(server: &ChromaServer) {
+    let (store, docs) = (store(server), name("widths"));
+    let metadata = object(json!({"keep": "me"}));
+    store.create_collection(&docs, metadata.clone()).await.unwrap();
+    let batch = |vector: Vec<f32>| DocumentBatch {
+        documents: vec![StoredDocument {
+            vector,
+            ..document(1)
+        }],
+        model: None,
+    };
+    store.upsert(&docs, batch(vec![1.0, 2.0])).await.unwrap();
+    let other = store.upsert(&docs, batch(vec![1.0, 2.0, 3.0])).await;
+    assert!(matches!(
+        other,
+        Err(StoreError::DimensionMismatch { expected: 2, .. })
+    ));
+    store.empty(&docs).await.unwrap();
+    store.upsert(&docs, batch(vec![1.0, 2.0, 3.0])).await.unwrap();
+    let collection = store.collection(&docs).await.unwrap();
+    assert_eq!((collection.count, collection.dimensions), (1, Some(3)));
+    assert_eq!(collection.metadata, metadata);
+    store.delete_collection(&docs).await.unwrap();
+}
+
+async fn documents_are_moved_in_and_out(server: &ChromaServer) {
+    let directory = tempfile::tempdir().unwrap();
+    let pair = Pair::new(server, directory.path(), "moved").await;
+    let model = |version: &str| ModelIdentity {
+        id: "m".into(),
+        version: version.into(),
+        dimensions: 3,
+    };
+    pair.upsert((0..30).map(document).collect(), None).await;
+    pair.upsert((30..50).map(document).collect(), Some(model("1")))
+        .await;
+    pair.upsert((45..70).map(document).collect(), Some(model("2")))
+        .await;
+    let (mut found, mut expected) = (Vec::new(), Vec::new());
+    for (store, all) in [(pair.both()[0], &mut found), (pair.both()[1], &mut expected)] {
+        let mut after = None;
+        loop {
+            let range = MovedRange { after, limit: 16 };
+            let page = store.export(&pair.docs, range).await.unwrap();
+            after = page.last;
+            all.extend(page.documents);
+            if !page.more {
+                break;
+            }
+        }
+    }
+    assert_eq!(found.len(), 70);
+    for (found, expected) in found.iter().zip(&expected) {
+        let close = found
+            .vector
+            .iter()
+            .zip(&expected.vector)
+            .all(|(a, b)| (a - b).abs() < 1e-6);
+        assert!(close, "{found:?} {expected:?}");
+        assert_eq!(
+            (&found.document, &found.model),
+            (&expected.document, &expected.model)
+        );
+        assert_eq!(found.norm, expected.norm);
+    }
+}
+
+async fn what_it_cannot_do_is_declared_or_refused(server: &ChromaServer) {
+    let (store, docs) = (store(server), name("large"));
+    let engine = store.health().await.unwrap().engine.unwrap();
+    assert_eq!((engine.name, engine.vectors), ("chromadb", KeptVectors::Rounded));
+    assert!(
+        engine
+            .limitations
+            .iter()
+            .any(|line| line.contains("10000 documents"))
+    );
+    store.create_collection(&docs, Metadata::new()).await.unwrap();
+    let small = |n: usize| StoredDocument {
+        document: Document {
+            id: DocumentId::parse(format!("d{n}")).unwrap(),
+            text: "t".into(),
+            metadata: Metadata::new(),
+        },
+        vector: vec![1.0, n as f32],
+    };
+    let documents = (0..10_001).map(small).collect();
+    let batch = DocumentBatch {
+        documents,
+        model: None,
+    };
+    store.upsert(&docs, batch).await.unwrap();
+    let request = |vector: Option<Vec<f32>>, text: Option<&str>| SearchRequest {
+        vector,
+        text: text.map(str::to_owned),
+        limit: 3,
+        ..SearchRequest::default()
+    };
+    for request in [request(None, Some("t")), request(Some(vec![1.0, 1.0]), Some("t"))] {
+        let refused = store.search(&docs, request).await;
+        assert!(
+            matches!(&refused, Err(StoreError::Unsupported(message)) if message.contains("use mode dense")),
+            "{refused:?}"
+        );
+    }
+    let dense = store
+        .search(&docs, request(Some(vec![1.0, 1.0]), None))
+        .await
+        .unwrap();
+    assert_eq!(dense.hits.len(), 3);
+    store.delete_collection(&docs).await.unwrap();
+    for bad in [
+        "chroma://",
+        "chroma://h:1/only",
+        "http://h:1",
+        "chroma://u:hunter2@h:1",
+    ] {
+        let refusal = ChromaStore::connect(bad, None).err().unwrap().to_string();
+        assert!(!refusal.contains("hunter2"), "{refusal}");
+    }
+}
+
+async fn it_goes_away_and_comes_back(server: &mut ChromaServer) {
+    let (store, docs) = (store(server), name("staying"));
+    store.create_collection(&docs, Metadata::new()).await.unwrap();
+    let batch = || DocumentBatch {
+        documents: vec![document(1)],
+        model: None,
+    };
+    store.upsert(&docs, batch()).await.unwrap();
+    server.stop();
+    for _ in 0..8 {
+        let away = store.upsert(&docs, batch()).await;
+        assert!(matches!(away, Err(StoreError::Unavailable { .. })), "{away:?}");
+        let away = store.health().await;
+        assert!(matches!(away, Err(StoreError::Unavailable { .. })), "{away:?}");
+    }
+    server.restart().await;
+    let mut answered = false;
+    for _ in 0..100 {
+        if store.health().await.is_ok() && store.upsert(&docs, batch()).await.is_ok() {
+            answered = true;
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    assert!(answered, "it does not come back by itself");
+    assert_eq!(store.collection(&docs).await.unwrap().count, 1);
+}

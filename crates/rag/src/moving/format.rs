@@ -1,0 +1,258 @@
+//! A collection as lines of JSON.
+//!
+//! The first line says what collection it is, the last one how many documents there are and what
+//! they add up to, and each line between is a document. The same collection always gives the same
+//! bytes: keys are sorted, numbers are written as short as they can be read back.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use ragstone_core::collection::shorten;
+use ragstone_core::document::check_vector;
+use ragstone_core::error::InvalidInput;
+use ragstone_core::model::ModelIdentity;
+use ragstone_core::store::{KeptVectors, MovedDocument};
+use ragstone_core::vector::normalise;
+use ragstone_core::{Collection, Document, DocumentId, Metadata};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+const VERSION: u32 = 1;
+/// How far from one the squared length of a vector may be that is said to be of length one.
+const UNIT: f64 = 1e-3;
+
+/// What is moved.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Head {
+    /// The version of this format.
+    ragstone_export: u32,
+    pub collection: String,
+    pub metadata: Metadata,
+    pub dimensions: Option<usize>,
+}
+
+impl Head {
+    pub fn of(collection: &Collection) -> Self {
+        Self {
+            ragstone_export: VERSION,
+            collection: collection.name.to_string(),
+            metadata: collection.metadata.clone(),
+            dimensions: collection.dimensions,
+        }
+    }
+
+    pub(super) fn parse(line: &[u8]) -> Result<Self, InvalidInput> {
+        let head: Self = serde_json::from_slice(line).map_err(|error| {
+            InvalidInput::new(format!("the first line is not that of an export: {error}"))
+        })?;
+        if head.ragstone_export != VERSION {
+            return Err(InvalidInput::new(format!(
+                "the export has format version {}; this program reads version {VERSION}",
+                head.ragstone_export
+            )));
+        }
+        Ok(head)
+    }
+}
+
+/// How many documents there are, and what they add up to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sum {
+    pub documents: u64,
+    /// Over everything that is kept of them, in their order.
+    pub sha256: String,
+}
+
+/// The last line.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct End {
+    pub(super) end: Sum,
+}
+
+impl End {
+    /// `None` for a line that is a document's.
+    pub(super) fn parse(line: &[u8]) -> Option<Sum> {
+        const LONGEST: usize = 512;
+        if line.len() > LONGEST {
+            return None;
+        }
+        serde_json::from_slice::<Self>(line).ok().map(|end| end.end)
+    }
+}
+
+/// A document's line, and its shape in requests and answers.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct DocumentLine<'a> {
+    id: Cow<'a, str>,
+    text: Cow<'a, str>,
+    #[serde(default)]
+    metadata: Cow<'a, Metadata>,
+    /// Of length one where `norm` is given.
+    embedding: Cow<'a, [f32]>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    norm: Option<f32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    model: Option<ModelLine<'a>>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct ModelLine<'a> {
+    id: Cow<'a, str>,
+    version: Cow<'a, str>,
+    dimensions: usize,
+}
+
+impl<'a> From<&'a MovedDocument> for DocumentLine<'a> {
+    fn from(moved: &'a MovedDocument) -> Self {
+        Self {
+            id: moved.document.id.as_str().into(),
+            text: moved.document.text.as_str().into(),
+            metadata: Cow::Borrowed(&moved.document.metadata),
+            embedding: moved.vector.as_slice().into(),
+            norm: Some(moved.norm),
+            model: moved.model.as_ref().map(|model| ModelLine {
+                id: model.id.as_str().into(),
+                version: model.version.as_str().into(),
+                dimensions: model.dimensions,
+            }),
+        }
+    }
+}
+
+impl DocumentLine<'_> {
+    /// The message does not say which document it is about.
+    pub fn check(self) -> Result<MovedDocument, InvalidInput> {
+        let mut vector = self.embedding.into_owned();
+        check_vector(&vector)?;
+        let norm = match self.norm {
+            None => normalise(&mut vector),
+            Some(norm) => {
+                let square: f64 = vector.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
+                if (square - 1.0).abs() > UNIT {
+                    return Err(InvalidInput::new(
+                        "an embedding beside a 'norm' must be of length one: leave 'norm' out for any other",
+                    ));
+                }
+                if !norm.is_finite() || norm < 0.0 {
+                    return Err(InvalidInput::new("'norm' must be a finite number, zero or more"));
+                }
+                norm
+            }
+        };
+        let model = self.model.map(|model| ModelIdentity {
+            id: model.id.into_owned(),
+            version: model.version.into_owned(),
+            dimensions: model.dimensions,
+        });
+        if let Some(model) = model.as_ref().filter(|model| model.dimensions != vector.len()) {
+            return Err(InvalidInput::new(format!(
+                "its model makes vectors of {} numbers, this one has {}",
+                model.dimensions,
+                vector.len()
+            )));
+        }
+        Ok(MovedDocument {
+            document: Document {
+                id: DocumentId::parse(self.id)?,
+                text: self.text.into_owned(),
+                metadata: self.metadata.into_owned(),
+            },
+            vector,
+            norm,
+            model,
+        })
+    }
+}
+
+/// Checks documents that arrived together, or names the first at fault.
+pub fn read_documents(lines: Vec<DocumentLine<'_>>) -> Result<Vec<MovedDocument>, InvalidInput> {
+    let mut documents: Vec<MovedDocument> = Vec::with_capacity(lines.len());
+    for (index, line) in lines.into_iter().enumerate() {
+        let at = |problem: &InvalidInput| InvalidInput::new(format!("Document at index {index}: {problem}"));
+        documents.push(line.check().map_err(|problem| at(&problem))?);
+    }
+    let mut seen = HashMap::with_capacity(documents.len());
+    for (index, moved) in documents.iter().enumerate() {
+        if let Some(first) = seen.insert(moved.document.id.as_str(), index) {
+            return Err(InvalidInput::new(format!(
+                "Document at index {index} has the same id as the document at index {first}: {:?}",
+                shorten(moved.document.id.as_str())
+            )));
+        }
+    }
+    Ok(documents)
+}
+
+/// Adds documents up, one after the other.
+#[derive(Clone)]
+pub(super) struct Summing {
+    documents: u64,
+    hash: Sha256,
+    vectors: KeptVectors,
+}
+
+impl Default for Summing {
+    fn default() -> Self {
+        Self::comparing(KeptVectors::Exactly)
+    }
+}
+
+impl Summing {
+    /// Vectors that are rounded on the way are not part of the sum.
+    pub(super) fn comparing(vectors: KeptVectors) -> Self {
+        Self {
+            documents: 0,
+            hash: Sha256::new(),
+            vectors,
+        }
+    }
+
+    pub(super) fn add(&mut self, moved: &MovedDocument) {
+        self.documents += 1;
+        let metadata = serde_json::to_vec(&moved.document.metadata).unwrap_or_default();
+        self.field(moved.document.id.as_str().as_bytes());
+        self.field(moved.document.text.as_bytes());
+        self.field(&metadata);
+        if self.vectors == KeptVectors::Exactly {
+            let vector: Vec<u8> = moved.vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+            self.field(&vector);
+        }
+        self.field(&moved.norm.to_le_bytes());
+        match &moved.model {
+            None => self.field(&[]),
+            Some(model) => {
+                self.field(model.id.as_bytes());
+                self.field(model.version.as_bytes());
+            }
+        }
+    }
+
+    /// With its length before it, so that no two rows of fields are the same bytes.
+    fn field(&mut self, bytes: &[u8]) {
+        self.hash.update((bytes.len() as u64).to_le_bytes());
+        self.hash.update(bytes);
+    }
+
+    pub(super) fn vectors(&self) -> KeptVectors {
+        self.vectors
+    }
+
+    pub(super) fn documents(&self) -> u64 {
+        self.documents
+    }
+
+    pub(super) fn finish(self) -> Sum {
+        let sha256 = self
+            .hash
+            .finalize()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        Sum {
+            documents: self.documents,
+            sha256,
+        }
+    }
+}

@@ -1,0 +1,316 @@
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use async_trait::async_trait;
+use ragstone_core::model::ModelIdentity;
+use ragstone_core::store::{
+    DocumentBatch, KeptVectors, MovedDocument, MovedPage, MovedRange, Store, StoreError, StoredDocument,
+};
+use ragstone_core::{Collection, CollectionName, Document, DocumentId, Metadata};
+use ragstone_store::{SqliteStore, StoreOptions};
+use serde_json::json;
+
+use super::*;
+
+fn name(text: &str) -> CollectionName {
+    CollectionName::parse(text).unwrap()
+}
+
+fn store(directory: &Path) -> Arc<SqliteStore> {
+    Arc::new(SqliteStore::open(directory, StoreOptions::default()).unwrap())
+}
+
+/// More than one batch, of two models and none, with all kinds of metadata.
+async fn filled(directory: &Path, documents: usize) -> StorePeer {
+    let store = store(directory);
+    let metadata = json!({"embedding_model": "m", "nested": {"a": [1, null]}});
+    store
+        .create_collection(&name("docs"), metadata.as_object().unwrap().clone())
+        .await
+        .unwrap();
+    for (part, from) in (0..documents).step_by(700).enumerate() {
+        let documents = (from..(from + 700).min(documents)).map(|n| StoredDocument {
+            document: Document {
+                id: DocumentId::parse(format!("d{n}")).unwrap(),
+                text: format!("line {n}\nand \"more\" ✓"),
+                metadata: json!({"n": n, "third": n as f64 / 3.0, "big": u64::MAX, "tags": ["x", null]})
+                    .as_object()
+                    .unwrap()
+                    .clone(),
+            },
+            vector: vec![1.0 / 3.0, n as f32 * 0.7, -1e-7],
+        });
+        let model = (part > 0).then(|| ModelIdentity {
+            id: "m".into(),
+            version: part.to_string(),
+            dimensions: 3,
+        });
+        let documents = documents.collect();
+        store
+            .upsert(&name("docs"), DocumentBatch { documents, model })
+            .await
+            .unwrap();
+    }
+    StorePeer(store)
+}
+
+async fn export(peer: &dyn Peer, path: &Path) -> Result<Sum, ServiceError> {
+    let docs = name("docs");
+    let head = Head::of(&peer.collection(&docs).await?);
+    let file = ExportFile::begin(path, &head, "here")?;
+    let source = PeerSource::behind(peer, &docs, file.begun().0);
+    export_file(source, file, &Progress::default()).await
+}
+
+async fn import(path: &Path, peer: &dyn Peer) -> Result<Moved, ServiceError> {
+    let mut source = FileSource::open(path)?;
+    let head = source.head.clone();
+    transfer(&mut source, &head, peer, &name("docs"), &Progress::default()).await
+}
+
+/// A peer that stops working after so many calls of a kind.
+struct Failing<'a> {
+    inner: &'a dyn Peer,
+    exports: AtomicU64,
+    imports: AtomicU64,
+}
+
+impl<'a> Failing<'a> {
+    fn after(inner: &'a dyn Peer, exports: u64, imports: u64) -> Self {
+        let (exports, imports) = (AtomicU64::new(exports), AtomicU64::new(imports));
+        Self {
+            inner,
+            exports,
+            imports,
+        }
+    }
+
+    fn count_down(left: &AtomicU64) -> Result<(), StoreError> {
+        left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1))
+            .map(|_| ())
+            .map_err(|_| StoreError::Failed("out of order".into()))
+    }
+}
+
+#[async_trait]
+impl Peer for Failing<'_> {
+    async fn collections(&self) -> Result<Vec<Collection>, StoreError> {
+        self.inner.collections().await
+    }
+    async fn collection(&self, name: &CollectionName) -> Result<Collection, StoreError> {
+        self.inner.collection(name).await
+    }
+    async fn create_collection(&self, name: &CollectionName, metadata: Metadata) -> Result<(), StoreError> {
+        self.inner.create_collection(name, metadata).await
+    }
+    async fn export(&self, name: &CollectionName, range: MovedRange) -> Result<MovedPage, StoreError> {
+        Self::count_down(&self.exports)?;
+        self.inner.export(name, range).await
+    }
+    async fn vectors(&self) -> Result<KeptVectors, StoreError> {
+        self.inner.vectors().await
+    }
+    async fn import(&self, name: &CollectionName, documents: Vec<MovedDocument>) -> Result<(), StoreError> {
+        Self::count_down(&self.imports)?;
+        self.inner.import(name, documents).await
+    }
+}
+
+#[tokio::test]
+async fn export_import_export_gives_the_same_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |part: &str| folder.path().join(part);
+    let from = filled(&at("from"), 2500).await;
+    let sum = export(&from, &at("one")).await.unwrap();
+    assert_eq!(sum.documents, 2500);
+    let to = StorePeer(store(&at("to")));
+    let moved = import(&at("one"), &to).await.unwrap();
+    assert_eq!((moved.sum, moved.already_there), (sum, 0));
+    export(&to, &at("two")).await.unwrap();
+    let (one, two) = (
+        std::fs::read(at("one")).unwrap(),
+        std::fs::read(at("two")).unwrap(),
+    );
+    assert!(one == two, "the two exports differ");
+    assert!(!at("one.part").exists() && !at("one.part.json").exists());
+    let again = import(&at("one"), &to).await.unwrap();
+    assert_eq!(again.already_there, 2500, "a second import has nothing to do");
+}
+
+#[tokio::test]
+async fn an_import_that_broke_off_goes_on_without_loss_or_doubles() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |part: &str| folder.path().join(part);
+    let from = filled(&at("from"), 3500).await;
+    export(&from, &at("file")).await.unwrap();
+    let to = StorePeer(store(&at("to")));
+    let broken = import(&at("file"), &Failing::after(&to, 100, 2)).await;
+    assert!(matches!(broken, Err(ServiceError::Store(StoreError::Failed(_)))));
+    assert_eq!(to.collection(&name("docs")).await.unwrap().count, 2000);
+    let moved = import(&at("file"), &to).await.unwrap();
+    assert_eq!((moved.already_there, moved.sum.documents), (2000, 3500));
+}
+
+#[tokio::test]
+async fn an_export_that_broke_off_leaves_no_file_and_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |part: &str| folder.path().join(part);
+    let from = filled(&at("from"), 3500).await;
+    let whole = export(&from, &at("whole")).await.unwrap();
+    assert!(export(&Failing::after(&from, 2, 0), &at("file")).await.is_err());
+    assert!(!at("file").exists() && at("file.part").exists());
+    // Something after what was noted, as a crash may leave it.
+    let mut part = std::fs::File::options()
+        .append(true)
+        .open(at("file.part"))
+        .unwrap();
+    std::io::Write::write_all(&mut part, b"{\"id\": \"half").unwrap();
+    let head = Head::of(&from.collection(&name("docs")).await.unwrap());
+    let elsewhere = ExportFile::begin(&at("other"), &head, "here").unwrap();
+    assert_eq!(elsewhere.begun(), (None, 0));
+    let (place, documents) = ExportFile::begin(&at("file"), &head, "here").unwrap().begun();
+    assert!(place.is_some() && documents >= 1000, "{documents}");
+    assert_eq!(export(&from, &at("file")).await.unwrap(), whole);
+    assert_eq!(
+        std::fs::read(at("file")).unwrap(),
+        std::fs::read(at("whole")).unwrap()
+    );
+}
+
+/// A peer that rounds, or worse.
+struct Rounding<'a> {
+    inner: &'a dyn Peer,
+    by: f32,
+}
+
+#[async_trait]
+impl Peer for Rounding<'_> {
+    async fn collections(&self) -> Result<Vec<Collection>, StoreError> {
+        self.inner.collections().await
+    }
+    async fn collection(&self, name: &CollectionName) -> Result<Collection, StoreError> {
+        self.inner.collection(name).await
+    }
+    async fn create_collection(&self, name: &CollectionName, metadata: Metadata) -> Result<(), StoreError> {
+        self.inner.create_collection(name, metadata).await
+    }
+    async fn export(&self, name: &CollectionName, range: MovedRange) -> Result<MovedPage, StoreError> {
+        let mut page = self.inner.export(name, range).await?;
+        for moved in &mut page.documents {
+            moved.vector[0] += self.by;
+        }
+        Ok(page)
+    }
+    async fn vectors(&self) -> Result<KeptVectors, StoreError> {
+        Ok(KeptVectors::Rounded)
+    }
+    async fn import(&self, name: &CollectionName, documents: Vec<MovedDocument>) -> Result<(), StoreError> {
+        self.inner.import(name, documents).await
+    }
+}
+
+#[tokio::test]
+async fn a_target_may_round_vectors_if_it_says_so_and_only_a_little() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |part: &str| folder.path().join(part);
+    let from = filled(&at("from"), 1500).await;
+    let sum = export(&from, &at("file")).await.unwrap();
+    let to = StorePeer(store(&at("to")));
+    let broken = Failing::after(&to, 100, 1);
+    let broken = Rounding {
+        inner: &broken,
+        by: 1e-7,
+    };
+    assert!(import(&at("file"), &broken).await.is_err());
+    let rounding = Rounding { inner: &to, by: 1e-7 };
+    let moved = import(&at("file"), &rounding).await.unwrap();
+    assert_eq!((moved.sum, moved.already_there), (sum, 1000));
+    let elsewhere = StorePeer(store(&at("elsewhere")));
+    let worse = Rounding {
+        inner: &elsewhere,
+        by: 1e-3,
+    };
+    let refusal = import(&at("file"), &worse).await.unwrap_err().to_string();
+    assert!(refusal.contains("number 1, \"d0\", is not the same"), "{refusal}");
+}
+
+#[tokio::test]
+async fn what_is_there_and_different_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |part: &str| folder.path().join(part);
+    let from = filled(&at("from"), 10).await;
+    export(&from, &at("file")).await.unwrap();
+    let more = filled(&at("more"), 11).await;
+    let refusal = import(&at("file"), &more).await.unwrap_err().to_string();
+    assert!(refusal.contains("more than the 10 documents"), "{refusal}");
+    let other = filled(&at("other"), 5).await;
+    let page = MovedRange {
+        after: None,
+        limit: 3,
+    };
+    let mut changed = other.export(&name("docs"), page).await.unwrap().documents;
+    changed[2].document.text.push('!');
+    other.import(&name("docs"), changed).await.unwrap();
+    let refusal = import(&at("file"), &other).await.unwrap_err().to_string();
+    assert!(refusal.contains("number 3, \"d2\", is not the same"), "{refusal}");
+    assert_eq!(other.collection(&name("docs")).await.unwrap().count, 5);
+    let named = StorePeer(store(&at("named")));
+    named
+        .create_collection(&name("docs"), Metadata::new())
+        .await
+        .unwrap();
+    let refusal = import(&at("file"), &named).await.unwrap_err().to_string();
+    assert!(refusal.contains("other metadata"), "{refusal}");
+}
+
+#[tokio::test]
+async fn damaged_files_are_refused_with_the_line_at_fault() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |part: &str| folder.path().join(part);
+    let from = filled(&at("from"), 5).await;
+    export(&from, &at("file")).await.unwrap();
+    let text = std::fs::read_to_string(at("file")).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    let with = |at: usize, line: &str| {
+        let mut lines = lines.clone();
+        lines[at] = line;
+        lines.join("\n")
+    };
+    let vector = lines[3].replace("\"norm\":", "\"norm\":-");
+    let long = lines[3].replace("\"embedding\":[", "\"embedding\":[7,");
+    let less: Vec<&str> = lines[..3].iter().chain(&lines[4..]).copied().collect();
+    let cases = [
+        (
+            lines[..6].join("\n"),
+            "last line, which counts the documents, is missing",
+        ),
+        (String::new(), "last line, which counts"),
+        (with(0, "{}"), "first line is not that of an export"),
+        (
+            with(0, &lines[0].replace("export\":1", "export\":2")),
+            "format version 2",
+        ),
+        (with(3, "{\"id\": 3}"), "line 4: "),
+        (with(3, "nonsense"), "line 4: "),
+        (with(3, &vector), "line 4: 'norm' must be"),
+        (
+            with(3, &long),
+            "line 4: an embedding beside a 'norm' must be of length one",
+        ),
+        (
+            less.join("\n"),
+            "the source is damaged: it says that it has 5 documents",
+        ),
+        (
+            with(3, &lines[3].replace("line 2", "line 7")),
+            "the source is damaged",
+        ),
+    ];
+    for (number, (content, expected)) in cases.iter().enumerate() {
+        std::fs::write(at("bad"), content).unwrap();
+        let to = StorePeer(store(&at(&format!("to{number}"))));
+        let refusal = import(&at("bad"), &to).await.unwrap_err().to_string();
+        assert!(refusal.contains(expected), "{expected}: {refusal}");
+    }
+}

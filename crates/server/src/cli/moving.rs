@@ -1,0 +1,203 @@
+//! `ragstone export`, `import` and `copy`: collections from one place to another, with vectors.
+
+mod peers;
+mod show;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::Args;
+use ragstone_core::collection::CollectionName;
+use ragstone_rag::moving::{
+    ExportFile, FileSource, Head, Peer, PeerSource, Sum, export_file, export_to, transfer, verify_file,
+};
+
+use super::block_on;
+use crate::{listen, telemetry};
+use peers::{OpenPeer, PeerArgs};
+use show::Shown;
+
+/// Standard input or output.
+const STANDARD: &str = "-";
+
+#[derive(Args)]
+pub(super) struct ExportArgs {
+    /// The collection
+    collection: String,
+    /// Where to write it as JSON lines; `-` for standard output
+    file: PathBuf,
+    #[command(flatten)]
+    peer: PeerArgs,
+}
+
+#[derive(Args)]
+pub(super) struct ImportArgs {
+    /// What `ragstone export` wrote; `-` for standard input
+    file: PathBuf,
+    /// Under another name than it was exported with
+    #[arg(long, value_name = "NAME")]
+    collection: Option<String>,
+    #[command(flatten)]
+    peer: PeerArgs,
+}
+
+#[derive(Args)]
+pub(super) struct CopyArgs {
+    /// A data directory, sqlite://DIR, postgres://…, chroma://HOST:PORT, or the address of a server
+    #[arg(long, value_name = "URL")]
+    from: String,
+    /// As --from; what is there already is left as it is
+    #[arg(long, value_name = "URL")]
+    to: String,
+    /// Only this collection; may be given more than once [default: all of them]
+    #[arg(long, value_name = "NAME")]
+    collection: Vec<String>,
+}
+
+/// What is done so far stays, and the same command goes on with it.
+async fn unless_stopped<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    tokio::select! {
+        done = work => done,
+        () = listen::stop_signal() => Err(anyhow::anyhow!("stopped; the same command goes on from here")),
+    }
+}
+
+pub(super) fn export(args: &ExportArgs) -> anyhow::Result<()> {
+    telemetry::start_logs(telemetry::LogFormat::Text);
+    let name = CollectionName::parse(args.collection.as_str())?;
+    block_on(async {
+        let open = args.peer.open().await?;
+        let done = unless_stopped(export_from(&open, &name, &args.file)).await;
+        open.close().await?;
+        done
+    })
+}
+
+async fn export_from(open: &OpenPeer, name: &CollectionName, path: &Path) -> anyhow::Result<()> {
+    let peer = open.peer();
+    let collection = peer.collection(name).await?;
+    let head = Head::of(&collection);
+    let shown = Shown::start("exported", collection.count);
+    let sum = if path == Path::new(STANDARD) {
+        let mut out = std::io::BufWriter::new(std::io::stdout());
+        export_to(PeerSource::new(peer, name), &head, &mut out, &shown.progress).await
+    } else {
+        let file = ExportFile::begin(path, &head, open.origin())?;
+        let (place, documents) = file.begun();
+        if documents > 0 {
+            eprintln!("going on after {documents} documents that an earlier run wrote");
+        }
+        export_file(PeerSource::behind(peer, name, place), file, &shown.progress).await
+    };
+    let seconds = shown.stop().await;
+    let sum = sum?;
+    let report = format!("{name}: exported {}", counted(&sum, seconds));
+    if path == Path::new(STANDARD) {
+        eprintln!("{report}");
+        Ok(())
+    } else {
+        say(&report)
+    }
+}
+
+pub(super) fn import(args: &ImportArgs) -> anyhow::Result<()> {
+    telemetry::start_logs(telemetry::LogFormat::Text);
+    let (mut source, total) = if args.file == Path::new(STANDARD) {
+        let source = FileSource::read(Box::new(std::io::BufReader::new(std::io::stdin())))?;
+        (source, 0)
+    } else {
+        // A file that is damaged anywhere is refused before anything of it is stored.
+        let sum = verify_file(&args.file)?;
+        (FileSource::open(&args.file)?, sum.documents)
+    };
+    let name = args.collection.as_ref().unwrap_or(&source.head.collection);
+    let name = CollectionName::parse(name.as_str())?;
+    block_on(async {
+        let open = args.peer.open().await?;
+        let head = source.head.clone();
+        let shown = Shown::start("imported", total);
+        let done = unless_stopped(async {
+            Ok(transfer(&mut source, &head, open.peer(), &name, &shown.progress).await?)
+        })
+        .await;
+        let seconds = shown.stop().await;
+        open.close().await?;
+        let moved = done?;
+        say(&format!(
+            "{name}: imported {}{}",
+            counted(&moved.sum, seconds),
+            already(moved.already_there)
+        ))
+    })
+}
+
+pub(super) fn copy(args: &CopyArgs) -> anyhow::Result<()> {
+    telemetry::start_logs(telemetry::LogFormat::Text);
+    let named = args
+        .collection
+        .iter()
+        .map(|name| CollectionName::parse(name.as_str()))
+        .collect::<Result<Vec<_>, _>>()?;
+    block_on(async {
+        let from = peers::open(&args.from).await.context("--from cannot be opened")?;
+        let to = peers::open(&args.to).await.context("--to cannot be opened")?;
+        let done = unless_stopped(copy_all(&from, &to, named)).await;
+        from.close().await?;
+        to.close().await?;
+        done
+    })
+}
+
+async fn copy_all(from: &OpenPeer, to: &OpenPeer, named: Vec<CollectionName>) -> anyhow::Result<()> {
+    let (from, to) = (from.peer(), to.peer());
+    let names = if named.is_empty() {
+        let all = from.collections().await?;
+        all.into_iter().map(|collection| collection.name).collect()
+    } else {
+        named
+    };
+    if names.is_empty() {
+        return say("there are no collections to copy");
+    }
+    for name in &names {
+        copy_one(from, to, name)
+            .await
+            .with_context(|| format!("collection '{name}' was not copied"))?;
+    }
+    Ok(())
+}
+
+async fn copy_one(from: &dyn Peer, to: &dyn Peer, name: &CollectionName) -> anyhow::Result<()> {
+    let collection = from.collection(name).await?;
+    let shown = Shown::start("copied", collection.count);
+    let mut source = PeerSource::new(from, name);
+    let done = transfer(&mut source, &Head::of(&collection), to, name, &shown.progress).await;
+    let seconds = shown.stop().await;
+    let moved = done?;
+    say(&format!(
+        "{name}: copied {}{}",
+        counted(&moved.sum, seconds),
+        already(moved.already_there)
+    ))
+}
+
+fn counted(sum: &Sum, seconds: f64) -> String {
+    format!(
+        "{} documents in {seconds:.1} s ({:.0}/s), sha256 {}",
+        sum.documents,
+        sum.documents as f64 / seconds.max(0.001),
+        sum.sha256
+    )
+}
+
+fn already(documents: u64) -> String {
+    match documents {
+        0 => String::new(),
+        some => format!(", {some} of them by an earlier run"),
+    }
+}
+
+fn say(line: &str) -> anyhow::Result<()> {
+    Ok(writeln!(std::io::stdout(), "{line}")?)
+}

@@ -1,0 +1,81 @@
+//! The store that the settings name, opened.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use ragstone_core::records::Records;
+use ragstone_core::store::{Store, StoreError};
+use ragstone_providers::rag::ChromaStore;
+use ragstone_store::{PostgresOptions, PostgresStore, SqliteStore, StoreOptions};
+use secrecy::SecretString;
+
+use crate::config::{self, ConfigError, StoreLocation};
+
+#[derive(Clone)]
+pub(crate) enum OpenStore {
+    Embedded(Arc<SqliteStore>),
+    Postgres(Arc<PostgresStore>),
+    /// ChromaDB has no transactions, so records are kept in a store of this process.
+    Chroma {
+        store: Arc<ChromaStore>,
+        records: Arc<SqliteStore>,
+    },
+}
+
+impl OpenStore {
+    pub(crate) async fn open(location: &StoreLocation) -> anyhow::Result<Self> {
+        match location {
+            StoreLocation::Embedded(directory) => Ok(Self::Embedded(open_embedded(directory)?)),
+            StoreLocation::Postgres(url) => {
+                let store = PostgresStore::open(url, PostgresOptions::default())
+                    .await
+                    .with_context(|| format!("the store {url} cannot be opened"))?;
+                Ok(Self::Postgres(Arc::new(store)))
+            }
+            StoreLocation::Chroma { url, data_dir } => Ok(Self::Chroma {
+                store: Arc::new(connect_chroma(url)?),
+                records: open_embedded(data_dir)?,
+            }),
+        }
+    }
+
+    pub(crate) fn store(&self) -> Arc<dyn Store> {
+        match self {
+            Self::Embedded(store) => Arc::clone(store) as _,
+            Self::Postgres(store) => Arc::clone(store) as _,
+            Self::Chroma { store, .. } => Arc::clone(store) as _,
+        }
+    }
+
+    pub(crate) fn records(&self) -> Arc<dyn Records> {
+        match self {
+            Self::Embedded(store) => Arc::clone(store) as _,
+            Self::Postgres(store) => Arc::clone(store) as _,
+            Self::Chroma { records, .. } => Arc::clone(records) as _,
+        }
+    }
+
+    /// Finishes the writes that were accepted, and lets go.
+    pub(crate) async fn close(&self) -> Result<(), StoreError> {
+        match self {
+            Self::Embedded(store) | Self::Chroma { records: store, .. } => store.close().await,
+            Self::Postgres(store) => {
+                store.close();
+                Ok(())
+            }
+        }
+    }
+}
+
+fn open_embedded(directory: &std::path::Path) -> anyhow::Result<Arc<SqliteStore>> {
+    let store = SqliteStore::open(directory, StoreOptions::default())
+        .with_context(|| format!("the store in {} cannot be opened", directory.display()))?;
+    Ok(Arc::new(store))
+}
+
+/// The token, where the server wants one, comes from the environment and never from a flag, which
+/// every user of the machine could read.
+pub(crate) fn connect_chroma(url: &str) -> Result<ChromaStore, ConfigError> {
+    let token = config::process_env("RAGSTONE_CHROMA_TOKEN").map(SecretString::from);
+    ChromaStore::connect(url, token).map_err(|error| ConfigError(error.to_string()))
+}

@@ -1,0 +1,202 @@
+//! How values are written so that Postgres can hold and compare them as we do.
+
+use std::borrow::Cow;
+
+use ragstone_core::Metadata;
+use ragstone_core::analysis::TermCounts;
+use ragstone_core::filter::Scalar;
+use serde_json::{Map, Value};
+
+use crate::error::{Error, Result};
+
+/// Postgres has no text with U+0000 in it. That character and the three after it, which the escape
+/// is made of, become three characters each. Equality, order and what is part of what stay as they
+/// were: the lead `\u{1}` begins nothing but an escape, and no unescaped text has any of the three.
+pub(super) fn escape(text: &str) -> Cow<'_, str> {
+    if text.bytes().all(|byte| byte > 3) {
+        return Cow::Borrowed(text);
+    }
+    let mut escaped = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        match c {
+            '\0' => escaped.push_str("\u{1}\u{2}\u{2}"),
+            '\u{1}' => escaped.push_str("\u{1}\u{2}\u{3}"),
+            '\u{2}' => escaped.push_str("\u{1}\u{3}\u{2}"),
+            '\u{3}' => escaped.push_str("\u{1}\u{3}\u{3}"),
+            plain => escaped.push(plain),
+        }
+    }
+    Cow::Owned(escaped)
+}
+
+pub(super) fn unescape(text: String) -> String {
+    if !text.contains('\u{1}') {
+        return text;
+    }
+    let mut plain = String::with_capacity(text.len());
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        if c != '\u{1}' {
+            plain.push(c);
+            continue;
+        }
+        match (chars.next(), chars.next()) {
+            (Some('\u{2}'), Some('\u{2}')) => plain.push('\0'),
+            (Some('\u{2}'), Some('\u{3}')) => plain.push('\u{1}'),
+            (Some('\u{3}'), Some('\u{2}')) => plain.push('\u{2}'),
+            (Some('\u{3}'), Some('\u{3}')) => plain.push('\u{3}'),
+            (second, third) => plain.extend([Some(c), second, third].into_iter().flatten()),
+        }
+    }
+    plain
+}
+
+/// The key of a field's scalars in [`fields`].
+pub(super) fn scalars_key(field: &str) -> String {
+    format!("={}", escape(field))
+}
+
+/// The key that a field has beside [`scalars_key`] if it is a list.
+pub(super) fn list_key(field: &str) -> String {
+    format!("[{}", escape(field))
+}
+
+/// The JSON of a scalar, the same for all that are equal.
+pub(super) fn scalar_json(scalar: &Scalar) -> Value {
+    match scalar {
+        Scalar::Text(text) => Value::String(escape(text).into_owned()),
+        other => other.to_json(),
+    }
+}
+
+/// What a filter can see of metadata: for every field the list of its scalars, whether it is a list
+/// or not, so that one containment answers "equal to, or has as an element".
+pub(super) fn fields(metadata: &Metadata) -> String {
+    let mut fields = Map::with_capacity(metadata.len());
+    for (name, value) in metadata {
+        let scalars = match value {
+            Value::Array(elements) => {
+                let scalars = scalars(elements);
+                fields.insert(list_key(name), scalars.clone());
+                scalars
+            }
+            single => scalars(std::slice::from_ref(single)),
+        };
+        fields.insert(scalars_key(name), scalars);
+    }
+    Value::Object(fields).to_string()
+}
+
+fn scalars(values: &[Value]) -> Value {
+    values
+        .iter()
+        .filter_map(Scalar::from_json)
+        .map(|scalar| scalar_json(&scalar))
+        .collect()
+}
+
+/// Back from an element of [`fields`].
+pub(super) fn read_scalar(json: &str) -> Result<Option<Scalar>> {
+    Ok(match serde_json::from_str(json)? {
+        Value::String(text) => Some(Scalar::Text(unescape(text).into())),
+        other => Scalar::from_json(&other),
+    })
+}
+
+/// The most that Postgres counts of one word, and the most bytes of words and counts in one document.
+const MAX_COUNT: u32 = 255;
+const MAX_TERMS_BYTES: usize = (1 << 20) - 1;
+
+/// A document's words as a `tsvector`, each with as many positions as it has occurrences, which is
+/// how a count is read back. In a text of very many different words the counts are cut, so that all
+/// the words stay findable.
+pub(super) fn tsvector(terms: &TermCounts) -> Result<String> {
+    let size = |most: u32| -> usize {
+        let of_word = |(word, count): (&String, &u32)| {
+            word.len().next_multiple_of(2) + 2 + 2 * (*count).min(most) as usize
+        };
+        terms.counts.iter().map(of_word).sum()
+    };
+    let Some(most) = [MAX_COUNT, 15, 3, 1]
+        .into_iter()
+        .find(|most| size(*most) <= MAX_TERMS_BYTES)
+    else {
+        return Err(Error::TooManyWords);
+    };
+    let mut vector = String::with_capacity(terms.counts.len() * 16);
+    for (word, count) in &terms.counts {
+        push_lexeme(&mut vector, word);
+        for position in 1..=(*count).min(most) {
+            vector.push(if position == 1 { ':' } else { ',' });
+            vector.push_str(&position.to_string());
+        }
+        vector.push(' ');
+    }
+    Ok(vector)
+}
+
+/// The `tsquery` for one word.
+pub(super) fn tsquery(word: &str) -> String {
+    let mut query = String::with_capacity(word.len() + 2);
+    push_lexeme(&mut query, word);
+    query
+}
+
+fn push_lexeme(into: &mut String, word: &str) {
+    into.push('\'');
+    for c in word.chars() {
+        if matches!(c, '\'' | '\\') {
+            into.push(c);
+        }
+        into.push(c);
+    }
+    into.push('\'');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn odd_text() -> impl Strategy<Value = String> {
+        prop::collection::vec(
+            prop::sample::select(vec!['\0', '\u{1}', '\u{2}', '\u{3}', '\u{4}', 'a', 'é']),
+            0..6,
+        )
+        .prop_map(|chars| chars.into_iter().collect())
+    }
+
+    proptest! {
+        #[test]
+        fn escaping_keeps_text_order_and_parts(a in odd_text(), b in odd_text()) {
+            let (x, y) = (escape(&a).into_owned(), escape(&b).into_owned());
+            prop_assert!(!x.contains('\0'));
+            prop_assert_eq!(&unescape(x.clone()), &a);
+            prop_assert_eq!(x.cmp(&y), a.cmp(&b));
+            prop_assert_eq!(x.contains(&y), a.contains(&b));
+        }
+    }
+
+    #[test]
+    fn equal_numbers_are_written_alike() {
+        let metadata = |json: &str| serde_json::from_str::<Metadata>(json).unwrap();
+        let same = fields(&metadata(r#"{"n": 9223372036854775808.0}"#));
+        assert_eq!(same, fields(&metadata(r#"{"n": 9223372036854775808}"#)));
+        assert_eq!(fields(&metadata(r#"{"n": 1.0}"#)), r#"{"=n":[1]}"#);
+        assert_eq!(
+            fields(&metadata(r#"{"l": [1, [2], {"x": 3}, null]}"#)),
+            r#"{"=l":[1,null],"[l":[1,null]}"#
+        );
+    }
+
+    #[test]
+    fn a_text_of_very_many_words_keeps_all_of_them_or_is_refused() {
+        let counts = |words: usize| TermCounts {
+            counts: (0..words).map(|n| (format!("word{n:06}"), 200)).collect(),
+            length: 1,
+        };
+        let vector = tsvector(&counts(60_000)).unwrap();
+        assert_eq!(vector.matches('\'').count(), 2 * 60_000);
+        assert!(matches!(tsvector(&counts(120_000)), Err(Error::TooManyWords)));
+    }
+}

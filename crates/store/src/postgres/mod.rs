@@ -1,0 +1,321 @@
+//! The store in Postgres with pgvector, for several processes over one database.
+//!
+//! Nothing is kept in this process: what one process has written, every other sees. A read is one
+//! transaction that sees one state; a write holds the row of its collection. When the database
+//! cannot be reached or does not answer in time, calls say so, and succeed again once it is back.
+
+mod encode;
+mod inspect;
+mod keeper;
+mod pool;
+mod read;
+mod records;
+mod schema;
+mod search;
+mod statement;
+mod url;
+mod write;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use deadpool_postgres::Pool;
+use ragstone_core::records::{Applied, Millis, Record, RecordChange, RecordCounts, RecordRange, Records};
+use ragstone_core::store::{
+    DocumentBatch, DocumentPage, MetadataUpdate, MovedDocument, MovedPage, MovedRange, Page, SearchOutcome,
+    SearchRequest, Selection, Store, StoreError, StoreHealth,
+};
+use ragstone_core::{Collection, CollectionName, Document, DocumentId, Filter, Metadata};
+use serde_json::Value;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+
+pub use inspect::{PostgresInspection, inspect_postgres};
+pub use url::PostgresUrl;
+
+use crate::error::{Error, Result};
+use pool::{PoolSize, Session};
+use records::Claim;
+
+/// The longest that a call takes, whatever happens to the database. Writes wait for each other, and
+/// large ones take their time.
+const READ_DEADLINE: Duration = Duration::from_secs(15);
+const WRITE_DEADLINE: Duration = Duration::from_secs(60);
+/// How often a call is made again that ran into another one.
+const ATTEMPTS: u32 = 6;
+
+#[derive(Debug, Clone)]
+pub struct PostgresOptions {
+    /// How many connections read at once. They are apart from those that write, so that writers
+    /// that wait for each other do not keep readers waiting.
+    pub readers: usize,
+    pub writers: usize,
+    pub thresholds: Thresholds,
+}
+
+/// How many documents make a difference to how they are searched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Thresholds {
+    /// A collection of fewer documents has no index: to look at all of them takes a few milliseconds.
+    pub index_from: u64,
+    /// Up to so many documents that match a filter are all looked at. A walk through the index would
+    /// have to pass over too many others, and might miss some.
+    pub exact_up_to: u64,
+    /// A collection that still grows from one look to the next, this far apart, is not indexed yet:
+    /// it is filled several times as fast without an index.
+    pub settle: Duration,
+}
+
+impl Default for PostgresOptions {
+    fn default() -> Self {
+        Self {
+            readers: 12,
+            writers: 6,
+            thresholds: Thresholds {
+                index_from: 10_000,
+                exact_up_to: 15_000,
+                settle: Duration::from_secs(5),
+            },
+        }
+    }
+}
+
+pub struct PostgresStore {
+    readers: Pool,
+    writers: Pool,
+    thresholds: Thresholds,
+    discarded: Arc<Notify>,
+    keeper: JoinHandle<()>,
+}
+
+impl PostgresStore {
+    /// Connects, and brings the schema up to date if no other process has.
+    pub async fn open(url: &PostgresUrl, options: PostgresOptions) -> Result<Self> {
+        let size = |connections: usize, wait, statement| PoolSize {
+            connections: connections.max(1),
+            wait: Duration::from_secs(wait),
+            statement,
+        };
+        let readers = pool::pool(url, &size(options.readers, 5, READ_DEADLINE))?;
+        let writers = pool::pool(url, &size(options.writers, 15, WRITE_DEADLINE))?;
+        within(WRITE_DEADLINE, again(|| schema::migrate(&writers))).await?;
+        let discarded = Arc::new(Notify::new());
+        let backstage = pool::pool(url, &size(1, 5, READ_DEADLINE))?;
+        let keeper = keeper::Keeper::new(backstage, Arc::clone(&discarded), options.thresholds);
+        Ok(Self {
+            readers,
+            writers,
+            thresholds: options.thresholds,
+            discarded,
+            keeper: tokio::spawn(keeper.keep()),
+        })
+    }
+
+    /// Lets the connections go. Later calls fail.
+    pub fn close(&self) {
+        self.keeper.abort();
+        self.readers.close();
+        self.writers.close();
+    }
+
+    async fn write_documents(
+        &self,
+        name: &CollectionName,
+        documents: impl FnOnce() -> Vec<MovedDocument> + Send + 'static,
+    ) -> Result<(), StoreError> {
+        let for_name = name.clone();
+        let prepared = tokio::task::spawn_blocking(move || write::prepare(&for_name, documents()))
+            .await
+            .map_err(|error| Error::Worker(error.to_string()))??;
+        write(|| async {
+            let session = Session::write(&self.writers).await?;
+            write::upsert(session, name, &prepared).await
+        })
+        .await
+    }
+}
+
+impl Drop for PostgresStore {
+    fn drop(&mut self) {
+        self.keeper.abort();
+    }
+}
+
+async fn read<T, F: Future<Output = Result<T>>>(attempt: impl Fn() -> F) -> Result<T, StoreError> {
+    Ok(within(READ_DEADLINE, again(attempt)).await?)
+}
+
+async fn write<T, F: Future<Output = Result<T>>>(attempt: impl Fn() -> F) -> Result<T, StoreError> {
+    Ok(within(WRITE_DEADLINE, again(attempt)).await?)
+}
+
+async fn within<T>(deadline: Duration, work: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::time::timeout(deadline, work)
+        .await
+        .unwrap_or(Err(Error::DatabaseTimeout))
+}
+
+/// Makes a call again that another one got in the way of: nothing of it has happened.
+async fn again<T, F: Future<Output = Result<T>>>(attempt: impl Fn() -> F) -> Result<T> {
+    for attempts in 1..ATTEMPTS {
+        match attempt().await {
+            Err(error) if error.is_conflict() => {
+                tracing::debug!(%error, attempts, "a statement ran into another one");
+                tokio::time::sleep(Duration::from_millis(5) * attempts).await;
+            }
+            outcome => return outcome,
+        }
+    }
+    attempt().await
+}
+
+#[async_trait]
+impl Store for PostgresStore {
+    async fn create_collection(
+        &self,
+        name: &CollectionName,
+        metadata: Metadata,
+    ) -> Result<Collection, StoreError> {
+        write(|| async {
+            let session = Session::write(&self.writers).await?;
+            write::create_collection(session, name, &metadata).await
+        })
+        .await
+    }
+
+    async fn collections(&self) -> Result<Vec<Collection>, StoreError> {
+        read(|| read::collections(&self.readers)).await
+    }
+
+    async fn collection(&self, name: &CollectionName) -> Result<Collection, StoreError> {
+        read(|| async { Ok(read::view(&self.readers, name).await?.1.collection) }).await
+    }
+
+    async fn update_metadata(
+        &self,
+        name: &CollectionName,
+        metadata: Metadata,
+        update: MetadataUpdate,
+    ) -> Result<Metadata, StoreError> {
+        write(|| async {
+            let session = Session::write(&self.writers).await?;
+            write::update_metadata(session, name, &metadata, update).await
+        })
+        .await
+    }
+
+    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StoreError> {
+        write(|| async {
+            let session = Session::write(&self.writers).await?;
+            write::delete_collection(session, name).await
+        })
+        .await?;
+        self.discarded.notify_one();
+        Ok(())
+    }
+
+    async fn upsert(&self, name: &CollectionName, batch: DocumentBatch) -> Result<(), StoreError> {
+        self.write_documents(name, move || batch.normalised()).await
+    }
+
+    async fn document(&self, name: &CollectionName, id: &DocumentId) -> Result<Option<Document>, StoreError> {
+        read(|| read::one(&self.readers, name, id)).await
+    }
+
+    async fn documents(
+        &self,
+        name: &CollectionName,
+        filter: &Filter,
+        page: Page,
+    ) -> Result<DocumentPage, StoreError> {
+        read(|| read::documents(&self.readers, name, filter, page)).await
+    }
+
+    async fn delete_documents(&self, name: &CollectionName, selection: Selection) -> Result<u64, StoreError> {
+        let gone = write(|| async {
+            let session = Session::write(&self.writers).await?;
+            write::delete_documents(session, name, &selection).await
+        })
+        .await?;
+        self.discarded.notify_one();
+        Ok(gone)
+    }
+
+    async fn empty(&self, name: &CollectionName) -> Result<u64, StoreError> {
+        let gone = write(|| async {
+            let session = Session::write(&self.writers).await?;
+            write::empty(session, name).await
+        })
+        .await?;
+        self.discarded.notify_one();
+        Ok(gone)
+    }
+
+    async fn metadata_values(&self, name: &CollectionName, field: &str) -> Result<Vec<Value>, StoreError> {
+        read(|| read::metadata_values(&self.readers, name, field)).await
+    }
+
+    async fn search(
+        &self,
+        name: &CollectionName,
+        request: SearchRequest,
+    ) -> Result<SearchOutcome, StoreError> {
+        read(|| search::search(&self.readers, self.thresholds, name, &request)).await
+    }
+
+    async fn export(&self, name: &CollectionName, range: MovedRange) -> Result<MovedPage, StoreError> {
+        read(|| read::export(&self.readers, name, range)).await
+    }
+
+    async fn import(&self, name: &CollectionName, documents: Vec<MovedDocument>) -> Result<(), StoreError> {
+        self.write_documents(name, move || documents).await
+    }
+
+    async fn health(&self) -> Result<StoreHealth, StoreError> {
+        read(|| read::health(&self.readers)).await
+    }
+}
+
+#[async_trait]
+impl Records for PostgresStore {
+    async fn apply(&self, changes: Vec<RecordChange>) -> Result<Vec<Applied>, StoreError> {
+        write(|| async {
+            let session = Session::write(&self.writers).await?;
+            records::apply(session, &changes).await
+        })
+        .await
+    }
+
+    async fn get(&self, kind: &str, keys: &[String]) -> Result<Vec<Record>, StoreError> {
+        read(|| records::get(&self.readers, kind, keys)).await
+    }
+
+    async fn list(&self, kind: &str, range: RecordRange) -> Result<Vec<Record>, StoreError> {
+        read(|| records::list(&self.readers, kind, &range)).await
+    }
+
+    async fn counts(&self, kind: &str) -> Result<RecordCounts, StoreError> {
+        read(|| records::counts(&self.readers, kind)).await
+    }
+
+    async fn claim(
+        &self,
+        kind: &str,
+        limit: usize,
+        now: Millis,
+        lease_until: Millis,
+    ) -> Result<Vec<Record>, StoreError> {
+        let wanted = Claim {
+            kind,
+            limit,
+            now,
+            lease_until,
+        };
+        write(|| async {
+            let session = Session::write(&self.writers).await?;
+            records::claim(session, &wanted).await
+        })
+        .await
+    }
+}

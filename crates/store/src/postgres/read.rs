@@ -1,0 +1,235 @@
+//! Reading collections and documents.
+
+use std::collections::BTreeSet;
+
+use deadpool_postgres::Pool;
+use ragstone_core::filter::Scalar;
+use ragstone_core::model::ModelIdentity;
+use ragstone_core::store::{
+    DocumentPage, Engine, KeptVectors, MovedDocument, MovedPage, MovedRange, Page, Place, StoreHealth,
+};
+use ragstone_core::{Collection, CollectionName, Document, DocumentId, Filter};
+use serde_json::Value;
+use tokio_postgres::Row;
+
+use super::encode::{escape, read_scalar, scalars_key, unescape};
+use super::pool::Session;
+use super::schema::table;
+use super::statement::Statement;
+use crate::error::{Error, Result};
+use crate::search::document;
+
+const COLLECTION: &str =
+    "SELECT name, metadata, dimensions, documents, relation, words FROM ragstone.collections WHERE ";
+
+/// A collection as one transaction sees it.
+pub(super) struct View {
+    pub(super) collection: Collection,
+    /// The table of its documents, if it has any.
+    pub(super) table: Option<String>,
+    /// How many words its documents have.
+    pub(super) words: i64,
+}
+
+impl View {
+    fn read(row: &Row) -> Result<Self> {
+        let name: &str = row.try_get(0)?;
+        let metadata: &str = row.try_get(1)?;
+        Ok(Self {
+            collection: Collection {
+                name: collection_name(name)?,
+                count: row.try_get::<_, i64>(3)?.unsigned_abs(),
+                metadata: serde_json::from_str(metadata)?,
+                dimensions: width(row.try_get(2)?),
+            },
+            table: row.try_get::<_, Option<i64>>(4)?.map(table),
+            words: row.try_get(5)?,
+        })
+    }
+}
+
+fn collection_name(name: &str) -> Result<CollectionName> {
+    match name.strip_prefix('.') {
+        Some(internal) => Ok(CollectionName::internal(internal)),
+        None => CollectionName::parse(name).map_err(|error| Error::Damaged(error.to_string())),
+    }
+}
+
+pub(super) fn width(stored: Option<i32>) -> Option<usize> {
+    stored.and_then(|width| usize::try_from(width).ok())
+}
+
+/// Begins to read a collection.
+pub(super) async fn view(pool: &Pool, name: &CollectionName) -> Result<(Session, View)> {
+    let mut find = Statement::new(COLLECTION);
+    find.push("name = ").text(name.as_str());
+    let (session, rows) = Session::read(pool, &find).await?;
+    match rows.first() {
+        Some(row) => Ok((session, View::read(row)?)),
+        None => Err(Error::CollectionNotFound(name.clone())),
+    }
+}
+
+pub(super) async fn collections(pool: &Pool) -> Result<Vec<Collection>> {
+    let mut all = Statement::new(COLLECTION);
+    all.push("name NOT LIKE '.%' ORDER BY name");
+    let (_session, rows) = Session::read(pool, &all).await?;
+    rows.iter().map(|row| Ok(View::read(row)?.collection)).collect()
+}
+
+pub(super) async fn one(pool: &Pool, name: &CollectionName, id: &DocumentId) -> Result<Option<Document>> {
+    let (session, view) = view(pool, name).await?;
+    let Some(table) = view.table else {
+        return Ok(None);
+    };
+    let mut find = Statement::new(format!("SELECT id, metadata, body FROM {table} WHERE id = "));
+    find.text(escape(id.as_str()));
+    let rows = session.query(&find).await?;
+    rows.first().map(|row| read_document(row, 0)).transpose()
+}
+
+pub(super) async fn documents(
+    pool: &Pool,
+    name: &CollectionName,
+    filter: &Filter,
+    page: Page,
+) -> Result<DocumentPage> {
+    let (session, view) = view(pool, name).await?;
+    let Some(table) = view.table else {
+        return Ok(DocumentPage {
+            documents: Vec::new(),
+            total: 0,
+        });
+    };
+    let total = if filter.is_everything() {
+        view.collection.count
+    } else {
+        let mut count = Statement::new(format!("SELECT count(*) FROM {table} WHERE "));
+        let row = session.query_one(count.filter(filter)).await?;
+        row.try_get::<_, i64>(0)?.unsigned_abs()
+    };
+    let mut documents = Vec::new();
+    if page.limit > 0 && page.offset < total {
+        let mut list = Statement::new(format!("SELECT id, metadata, body FROM {table} WHERE "));
+        list.filter(filter)
+            .push(" ORDER BY place")
+            .limit(page.limit)
+            .push(" OFFSET ")
+            .number(i64::try_from(page.offset).unwrap_or(i64::MAX));
+        let rows = session.query(&list).await?;
+        documents = rows
+            .iter()
+            .map(|row| read_document(row, 0))
+            .collect::<Result<_>>()?;
+    }
+    Ok(DocumentPage { documents, total })
+}
+
+/// Three columns, beginning with this one: id, metadata and text.
+pub(super) fn read_document(row: &Row, first: usize) -> Result<Document> {
+    document(
+        unescape(row.try_get(first)?),
+        row.try_get(first + 1)?,
+        unescape(row.try_get(first + 2)?),
+    )
+}
+
+pub(super) async fn metadata_values(pool: &Pool, name: &CollectionName, field: &str) -> Result<Vec<Value>> {
+    let (session, view) = view(pool, name).await?;
+    let Some(table) = view.table else {
+        return Ok(Vec::new());
+    };
+    let mut distinct = Statement::new(format!(
+        "SELECT DISTINCT value::text FROM {table}, jsonb_array_elements(fields -> "
+    ));
+    distinct.text(scalars_key(field)).push(") AS value");
+    let mut values = BTreeSet::new();
+    for row in session.query(&distinct).await? {
+        values.extend(read_scalar(row.try_get(0)?)?);
+    }
+    Ok(values.iter().map(Scalar::to_json).collect())
+}
+
+/// A page ends early when it has grown this large.
+const PAGE_BYTES: i64 = 8 << 20;
+
+pub(super) async fn export(pool: &Pool, name: &CollectionName, range: MovedRange) -> Result<MovedPage> {
+    let (session, view) = view(pool, name).await?;
+    let Some(table) = view.table else {
+        return Ok(MovedPage {
+            documents: Vec::new(),
+            last: None,
+            more: false,
+        });
+    };
+    let mut rows = Statement::new(format!(
+        "WITH page AS (
+             SELECT place, sum(length(body) + length(metadata) + {}) OVER (ORDER BY place) AS bytes FROM (
+                 SELECT place, body, metadata FROM {table} WHERE place > ",
+        4 * view.collection.dimensions.unwrap_or(0)
+    ));
+    rows.number(range.after.map_or(0, |place| place.0))
+        .push(" ORDER BY place")
+        .limit(range.limit)
+        .push(") AS next), chosen AS (SELECT place FROM page WHERE bytes <= ")
+        .number(PAGE_BYTES)
+        .push(&format!(
+            " OR place = (SELECT min(place) FROM page))
+             SELECT place, d.id, metadata, body, embedding::real[], norm, m.id, m.version, m.dimensions,
+                    EXISTS (SELECT FROM {table} WHERE place > (SELECT max(place) FROM chosen))
+             FROM chosen JOIN {table} d USING (place) LEFT JOIN ragstone.models m ON m.number = d.model
+             ORDER BY place"
+        ));
+    let rows = session.query(&rows).await?;
+    let (last, more) = match rows.last() {
+        Some(last) => (Some(Place(last.try_get(0)?)), last.try_get(9)?),
+        None => (None, false),
+    };
+    Ok(MovedPage {
+        documents: rows.iter().map(read_moved).collect::<Result<_>>()?,
+        last,
+        more,
+    })
+}
+
+fn read_moved(row: &Row) -> Result<MovedDocument> {
+    let model = match row.try_get::<_, Option<String>>(6)? {
+        None => None,
+        Some(id) => Some(ModelIdentity {
+            id: unescape(id),
+            version: unescape(row.try_get(7)?),
+            dimensions: usize::try_from(row.try_get::<_, i64>(8)?).unwrap_or_default(),
+        }),
+    };
+    Ok(MovedDocument {
+        document: read_document(row, 1)?,
+        vector: row.try_get(4)?,
+        norm: row.try_get(5)?,
+        model,
+    })
+}
+
+pub(super) async fn health(pool: &Pool) -> Result<StoreHealth> {
+    let sizes = Statement::new(
+        "SELECT (SELECT count(*) FROM ragstone.collections WHERE name NOT LIKE '.%'),
+                (SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class
+                 WHERE relnamespace = 'ragstone'::regnamespace AND relkind = 'r')",
+    );
+    let (_session, rows) = Session::read(pool, &sizes).await?;
+    let row = rows
+        .first()
+        .ok_or_else(|| Error::Damaged("a row is missing".into()))?;
+    Ok(StoreHealth {
+        collections: row.try_get::<_, i64>(0)?.unsigned_abs(),
+        storage_bytes: row.try_get::<_, i64>(1)?.unsigned_abs(),
+        engine: Some(Engine {
+            name: "postgres",
+            vectors: KeptVectors::Exactly,
+            limitations: &[
+                "A document of more different words than fit into a megabyte is refused",
+                "A collection of 10,000 documents and more is searched by an index that finds nearly all of the nearest, not all",
+                "The words of deleted documents are gone from the disk when Postgres vacuums their table",
+            ],
+        }),
+    })
+}

@@ -1,0 +1,193 @@
+//! Small durable records.
+
+use deadpool_postgres::Pool;
+use futures::{StreamExt, TryStreamExt};
+use ragstone_core::records::{Applied, Expect, Millis, Record, RecordChange, RecordCounts, RecordRange};
+use tokio_postgres::Row;
+use tokio_postgres::types::Type;
+
+use super::encode::{escape, unescape};
+use super::pool::Session;
+use super::statement::Statement;
+use crate::error::{Error, Result};
+
+const COLUMNS: &str = "key, grp, value, version, due";
+/// How many changes are on their way at once. They are sent, and so made, in their order.
+const PIPELINE: usize = 32;
+
+fn read_record(row: &Row) -> Result<Record> {
+    Ok(Record {
+        key: unescape(row.try_get(0)?),
+        group: unescape(row.try_get(1)?),
+        value: row.try_get(2)?,
+        version: row.try_get::<_, i64>(3)?.unsigned_abs(),
+        due: row.try_get(4)?,
+    })
+}
+
+pub(super) async fn apply(session: Session, changes: &[RecordChange]) -> Result<Vec<Applied>> {
+    let applying: Vec<_> = changes
+        .iter()
+        .map(|change| apply_one(&session, change_statement(change)))
+        .collect();
+    let applied = futures::stream::iter(applying)
+        .buffered(PIPELINE)
+        .try_collect()
+        .await?;
+    session.commit().await?;
+    Ok(applied)
+}
+
+async fn apply_one(session: &Session, statement: Option<Statement>) -> Result<Applied> {
+    let Some(statement) = statement else {
+        return Ok(Applied::Skipped);
+    };
+    match session.query(&statement).await?.first() {
+        Some(row) => Ok(Applied::Done {
+            version: row.try_get::<_, i64>(0)?.unsigned_abs(),
+        }),
+        None => Ok(Applied::Skipped),
+    }
+}
+
+/// A statement that returns the version if the change was made. `None` when it cannot be: what is
+/// absent cannot be deleted.
+fn change_statement(change: &RecordChange) -> Option<Statement> {
+    let mut statement = Statement::default();
+    match change {
+        RecordChange::Put {
+            kind,
+            key,
+            group,
+            value,
+            due,
+            expect,
+        } => {
+            let kind = statement.remember(escape(kind).into_owned(), Type::TEXT);
+            let key = statement.remember(escape(key).into_owned(), Type::TEXT);
+            let group = statement.remember(escape(group).into_owned(), Type::TEXT);
+            let value = statement.remember(value.clone(), Type::BYTEA);
+            let due = statement.remember(*due, Type::INT8);
+            let insert = format!(
+                "INSERT INTO ragstone.records (kind, key, grp, value, version, due)
+                 VALUES ({kind}, {key}, {group}, {value}, nextval('ragstone.record_clock'), {due})
+                 ON CONFLICT (kind, key) DO"
+            );
+            let set = format!(
+                "SET grp = {group}, value = {value}, version = nextval('ragstone.record_clock'), due = {due}"
+            );
+            match expect {
+                // The version is drawn when the row is held, so that it grows with every write.
+                Expect::Anything => statement.push(&format!("{insert} UPDATE {set}")),
+                Expect::Absent => statement.push(&format!("{insert} NOTHING")),
+                Expect::Version(version) => statement
+                    .push(&format!(
+                        "UPDATE ragstone.records {set} WHERE kind = {kind} AND key = {key} AND version = "
+                    ))
+                    .number(stored_version(*version)),
+            };
+        }
+        RecordChange::Delete { kind, key, expect } => {
+            statement
+                .push("DELETE FROM ragstone.records WHERE kind = ")
+                .text(escape(kind))
+                .push(" AND key = ")
+                .text(escape(key));
+            match expect {
+                Expect::Anything => {}
+                Expect::Absent => return None,
+                Expect::Version(version) => {
+                    statement.push(" AND version = ").number(stored_version(*version));
+                }
+            }
+        }
+    }
+    statement.push(" RETURNING version");
+    Some(statement)
+}
+
+/// No record has a version that does not fit.
+fn stored_version(version: u64) -> i64 {
+    i64::try_from(version).unwrap_or(-1)
+}
+
+pub(super) async fn get(pool: &Pool, kind: &str, keys: &[String]) -> Result<Vec<Record>> {
+    let keys: Vec<String> = keys.iter().map(|key| escape(key).into_owned()).collect();
+    let mut find = Statement::new(format!("SELECT {COLUMNS} FROM ragstone.records WHERE kind = "));
+    find.text(escape(kind))
+        .push(" AND key = ANY (")
+        .bind(keys, Type::TEXT_ARRAY)
+        .push(") ORDER BY key");
+    read_all(pool, &find).await
+}
+
+pub(super) async fn list(pool: &Pool, kind: &str, range: &RecordRange) -> Result<Vec<Record>> {
+    let mut list = Statement::new(format!("SELECT {COLUMNS} FROM ragstone.records WHERE kind = "));
+    list.text(escape(kind));
+    if let Some(group) = &range.group {
+        list.push(" AND grp = ").text(escape(group));
+        if !group.is_empty() {
+            // Said so that the index, which leaves ungrouped records out, can serve.
+            list.push(" AND grp <> ''");
+        }
+    }
+    if let Some(after) = &range.after {
+        list.push(" AND key > ").text(escape(after));
+    }
+    list.push(" ORDER BY key").limit(range.limit);
+    read_all(pool, &list).await
+}
+
+async fn read_all(pool: &Pool, statement: &Statement) -> Result<Vec<Record>> {
+    let (_session, rows) = Session::read(pool, statement).await?;
+    rows.iter().map(read_record).collect()
+}
+
+pub(super) async fn counts(pool: &Pool, kind: &str) -> Result<RecordCounts> {
+    let mut count = Statement::new("SELECT count(*), count(due) FROM ragstone.records WHERE kind = ");
+    count.text(escape(kind));
+    let (_session, rows) = Session::read(pool, &count).await?;
+    let row = rows
+        .first()
+        .ok_or_else(|| Error::Damaged("a row is missing".into()))?;
+    Ok(RecordCounts {
+        total: row.try_get::<_, i64>(0)?.unsigned_abs(),
+        due: row.try_get::<_, i64>(1)?.unsigned_abs(),
+    })
+}
+
+/// Which records to take.
+pub(super) struct Claim<'a> {
+    pub(super) kind: &'a str,
+    pub(super) limit: usize,
+    pub(super) now: Millis,
+    pub(super) lease_until: Millis,
+}
+
+/// A claim is a write: it gives the record a new version, so that whoever held an earlier lease can
+/// no longer finish the work as if it were still theirs. Records that another process takes at this
+/// very moment are passed over, not waited for.
+pub(super) async fn claim(session: Session, wanted: &Claim<'_>) -> Result<Vec<Record>> {
+    let mut claim =
+        Statement::new("WITH longest AS (SELECT kind, key, due FROM ragstone.records WHERE kind = ");
+    claim
+        .text(escape(wanted.kind))
+        .push(" AND due <= ")
+        .number(wanted.now)
+        .push(" ORDER BY due, key")
+        .limit(wanted.limit)
+        .push(
+            " FOR UPDATE SKIP LOCKED), taken AS (
+             UPDATE ragstone.records SET version = nextval('ragstone.record_clock'), due = ",
+        )
+        .number(wanted.lease_until)
+        .push(
+            " FROM longest WHERE records.kind = longest.kind AND records.key = longest.key
+             RETURNING records.key, grp, value, version, records.due, longest.due AS since)
+             SELECT key, grp, value, version, due FROM taken ORDER BY since, key",
+        );
+    let rows = session.query(&claim).await?;
+    let records = rows.iter().map(read_record).collect::<Result<_>>()?;
+    session.commit().await?;
+    Ok(records)
+}

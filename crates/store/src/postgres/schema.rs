@@ -1,0 +1,156 @@
+//! The tables, and how they are brought to the current form by exactly one of the processes that
+//! start at the same time.
+//!
+//! Everything is in the schema `ragstone`. Each collection that has documents has a table of its
+//! own, named after a number that is never used twice: its vectors have one width, it has an index
+//! of its own, and emptying a collection means to let go of its table. A table that was let go of is
+//! listed in `discarded` by the same transaction and dropped soon after, when nobody reads it.
+
+use deadpool_postgres::Pool;
+
+use super::pool::Session;
+use super::statement::Statement;
+use crate::error::{Error, Result};
+
+/// One entry per schema version, applied in order. Entries that have been released are never edited.
+const MIGRATIONS: &[&str] = &["
+CREATE TABLE ragstone.collections (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name text COLLATE \"C\" NOT NULL UNIQUE,
+    metadata text NOT NULL,
+    -- The number of the table with its documents; null while it has none.
+    relation bigint,
+    dimensions integer,
+    documents bigint NOT NULL DEFAULT 0,
+    words bigint NOT NULL DEFAULT 0,
+    -- The place of the next new document in the order of insertion.
+    next_place bigint NOT NULL DEFAULT 1
+);
+CREATE SEQUENCE ragstone.relations;
+CREATE TABLE ragstone.discarded (relation bigint PRIMARY KEY);
+
+CREATE TABLE ragstone.models (
+    number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    id text NOT NULL,
+    version text NOT NULL,
+    dimensions bigint NOT NULL,
+    UNIQUE (id, version, dimensions)
+);
+
+CREATE TABLE ragstone.records (
+    kind text COLLATE \"C\" NOT NULL,
+    key text COLLATE \"C\" NOT NULL,
+    grp text COLLATE \"C\" NOT NULL,
+    value bytea NOT NULL,
+    version bigint NOT NULL,
+    due bigint,
+    PRIMARY KEY (kind, key)
+);
+CREATE INDEX records_by_group ON ragstone.records (kind, grp, key) WHERE grp <> '';
+CREATE INDEX records_by_due ON ragstone.records (kind, due, key) WHERE due IS NOT NULL;
+-- Record versions come from one clock, so that a record written again never gets an old one back.
+CREATE SEQUENCE ragstone.record_clock;
+"];
+
+/// Held while the schema is looked at and changed. Any number will do that nobody else uses.
+const MIGRATION_LOCK: i64 = 0x7261_6773_746f_6e65;
+
+pub(super) async fn migrate(pool: &Pool) -> Result<()> {
+    let session = Session::write(pool).await?;
+    session
+        .query(
+            Statement::new("SELECT pg_advisory_xact_lock(")
+                .number(MIGRATION_LOCK)
+                .push(")"),
+        )
+        .await?;
+    let found = applied(&session).await?;
+    let known = MIGRATIONS.len() as i64;
+    if found > known {
+        return Err(Error::NewerSchema { found, known });
+    }
+    if found < known {
+        session
+            .batch("CREATE EXTENSION IF NOT EXISTS vector")
+            .await
+            .map_err(|error| Error::NoVectorExtension(Some(Box::new(error))))?;
+        session
+            .batch(
+                "CREATE SCHEMA IF NOT EXISTS ragstone;
+                 CREATE TABLE IF NOT EXISTS ragstone.migrations (
+                     version bigint PRIMARY KEY, applied timestamptz NOT NULL DEFAULT now())",
+            )
+            .await?;
+        for (done, migration) in MIGRATIONS
+            .iter()
+            .enumerate()
+            .skip(usize::try_from(found).unwrap_or(0))
+        {
+            session.batch(migration).await?;
+            session
+                .query(
+                    Statement::new("INSERT INTO ragstone.migrations (version) VALUES (")
+                        .number(done as i64 + 1)
+                        .push(")"),
+                )
+                .await?;
+        }
+    }
+    session.commit().await
+}
+
+pub(super) async fn applied(session: &Session) -> Result<i64> {
+    let there = session
+        .query_one(&Statement::new(
+            "SELECT to_regclass('ragstone.migrations') IS NOT NULL",
+        ))
+        .await?;
+    if !there.try_get::<_, bool>(0)? {
+        return Ok(0);
+    }
+    let version = session
+        .query_one(&Statement::new(
+            "SELECT coalesce(max(version), 0) FROM ragstone.migrations",
+        ))
+        .await?;
+    Ok(version.try_get(0)?)
+}
+
+/// The name of a table of documents. Made of a number only, so it is safe inside SQL text.
+pub(super) fn table(relation: i64) -> String {
+    format!("ragstone.documents_{relation}")
+}
+
+/// The widest vector that is kept within its row, whose other columns then move out if need be.
+const MAX_INLINE_DIMENSIONS: usize = 1500;
+
+pub(super) async fn create_table(session: &Session, relation: i64, dimensions: usize) -> Result<()> {
+    let table = table(relation);
+    // Rows may be longer than a fourth of a page, which is the usual bound: filters and words are
+    // looked at far more often than rows are read in a sequence.
+    let row_bytes = (4 * dimensions + 1200).clamp(2048, 8160);
+    let storage = if dimensions <= MAX_INLINE_DIMENSIONS {
+        "PLAIN"
+    } else {
+        "EXTERNAL"
+    };
+    session
+        .batch(&format!(
+            "CREATE TABLE {table} (
+                 place bigint PRIMARY KEY,
+                 id text COLLATE \"C\" NOT NULL UNIQUE,
+                 model bigint,
+                 norm real NOT NULL,
+                 words bigint NOT NULL,
+                 fields jsonb NOT NULL,
+                 terms tsvector NOT NULL,
+                 embedding vector({dimensions}) NOT NULL,
+                 metadata text NOT NULL,
+                 body text NOT NULL
+             ) WITH (toast_tuple_target = {row_bytes});
+             ALTER TABLE {table} ALTER COLUMN embedding SET STORAGE {storage};
+             CREATE INDEX ON {table} USING gin (fields jsonb_path_ops);
+             CREATE INDEX ON {table} USING gin (terms)"
+        ))
+        .await
+}

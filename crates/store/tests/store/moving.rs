@@ -1,0 +1,133 @@
+//! Documents leave a store and enter another one as they were.
+
+use ragstone_core::model::ModelIdentity;
+use ragstone_core::store::{DocumentBatch, MovedDocument, MovedRange, Place, Selection, StoreError};
+use ragstone_core::{CollectionName, Metadata};
+use serde_json::json;
+
+use crate::common::*;
+
+on_every_store!(
+    what_is_imported_is_exported_again_to_the_last_bit,
+    pages_go_on_where_the_last_one_ended_whatever_is_written_meanwhile,
+    what_cannot_be_imported_changes_nothing,
+);
+
+async fn exported(store: &dyn Subject, docs: &CollectionName, limit: usize) -> Vec<MovedDocument> {
+    let mut all = Vec::new();
+    let mut after = None;
+    loop {
+        let page = store.export(docs, MovedRange { after, limit }).await.unwrap();
+        assert!(page.documents.len() <= limit);
+        all.extend(page.documents);
+        after = page.last;
+        if !page.more {
+            return all;
+        }
+    }
+}
+
+fn ids(documents: &[MovedDocument]) -> Vec<&str> {
+    documents.iter().map(|moved| moved.document.id.as_str()).collect()
+}
+
+/// Three models, two of them versions of one, and odd vectors.
+async fn fill(store: &dyn Subject, docs: &CollectionName) {
+    let model = |version: &str| ModelIdentity {
+        id: "m".into(),
+        version: version.into(),
+        dimensions: 7,
+    };
+    let mut noise = Noise(8);
+    for (part, model) in [None, Some(model("1")), Some(model("2"))].into_iter().enumerate() {
+        let documents = (0..5)
+            .map(|n| {
+                let scale = [1.0, 1e-30, 1e30, 0.1, 7.0][n];
+                let vector: Vec<f32> = noise.vector(7).iter().map(|x| x * scale).collect();
+                let fields = json!({"n": n, "tags": ["a", null, 0.1], "deep": {"x": [1]}});
+                stored(&format!("{part}-{n}"), &format!("text {n} ✓"), fields, &vector)
+            })
+            .collect();
+        store
+            .upsert(docs, DocumentBatch { documents, model })
+            .await
+            .unwrap();
+    }
+}
+
+async fn what_is_imported_is_exported_again_to_the_last_bit(engine: Engine) {
+    let (from, to) = (Home::new(engine).await, Home::new(engine).await);
+    let (from, docs) = (from.open().await, name("docs"));
+    from.create_collection(&docs, Metadata::new()).await.unwrap();
+    fill(&*from, &docs).await;
+    let before = exported(&*from, &docs, 4).await;
+    assert_eq!(before.len(), 15);
+    assert!(before.iter().any(|moved| (moved.norm - 1.0).abs() > 0.5));
+    let models: Vec<Option<&str>> = before
+        .iter()
+        .map(|moved| moved.model.as_ref().map(|model| model.version.as_str()))
+        .collect();
+    assert_eq!((models[0], models[5], models[14]), (None, Some("1"), Some("2")));
+    let target = to.open().await;
+    target.create_collection(&docs, Metadata::new()).await.unwrap();
+    for part in before.chunks(4) {
+        target.import(&docs, part.to_vec()).await.unwrap();
+    }
+    // Again, as after an interruption: nothing is there twice and all keep their places.
+    target.import(&docs, before[3..9].to_vec()).await.unwrap();
+    assert_eq!(exported(&*target, &docs, 100).await, before);
+    target.shut().await;
+    drop(target);
+    assert_eq!(exported(&*to.open().await, &docs, 1).await, before);
+}
+
+async fn pages_go_on_where_the_last_one_ended_whatever_is_written_meanwhile(engine: Engine) {
+    let home = Home::new(engine).await;
+    let (store, docs) = (home.open().await, name("docs"));
+    store.create_collection(&docs, Metadata::new()).await.unwrap();
+    let page = |after, limit| store.export(&docs, MovedRange { after, limit });
+    let none = page(None, 3).await.unwrap();
+    assert_eq!((none.documents.len(), none.last, none.more), (0, None, false));
+    let one = |n: usize| stored(&format!("d{n}"), "text", json!({}), &[1.0, n as f32]);
+    store
+        .upsert(&docs, batch((0..10).map(one).collect()))
+        .await
+        .unwrap();
+    let first = page(None, 4).await.unwrap();
+    assert_eq!(ids(&first.documents), ["d0", "d1", "d2", "d3"]);
+    let gone = ["d2", "d3", "d4"].map(id).to_vec();
+    store.delete_documents(&docs, Selection::Ids(gone)).await.unwrap();
+    // A replaced document keeps its place, one that was deleted comes back at the end.
+    store
+        .upsert(&docs, batch(vec![one(0), one(7), one(2)]))
+        .await
+        .unwrap();
+    let second = page(first.last, 4).await.unwrap();
+    assert_eq!(ids(&second.documents), ["d5", "d6", "d7", "d8"]);
+    let third = page(second.last, 4).await.unwrap();
+    assert_eq!((ids(&third.documents), third.more), (vec!["d9", "d2"], false));
+    let beyond = page(Some(Place(i64::MAX)), 4).await.unwrap();
+    assert_eq!((beyond.documents.len(), beyond.more), (0, false));
+    let exact = page(second.last, 2).await.unwrap();
+    assert_eq!((exact.documents.len(), exact.more), (2, false));
+}
+
+async fn what_cannot_be_imported_changes_nothing(engine: Engine) {
+    let home = Home::new(engine).await;
+    let (store, docs) = (home.open().await, name("docs"));
+    let moved = |document_id: &str, vector: &[f32]| MovedDocument {
+        document: stored(document_id, "text", json!({}), vector).document,
+        vector: vector.to_vec(),
+        norm: 1.0,
+        model: None,
+    };
+    let nowhere = store.import(&docs, vec![moved("a", &[1.0, 0.0])]).await;
+    assert!(matches!(nowhere, Err(StoreError::CollectionNotFound(_))));
+    store.create_collection(&docs, Metadata::new()).await.unwrap();
+    let uneven = vec![moved("a", &[1.0, 0.0]), moved("b", &[1.0])];
+    assert!(matches!(
+        store.import(&docs, uneven).await,
+        Err(StoreError::DimensionMismatch { .. })
+    ));
+    assert_eq!(store.collection(&docs).await.unwrap().count, 0);
+}

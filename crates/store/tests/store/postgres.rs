@@ -1,0 +1,225 @@
+//! What only the Postgres store promises.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use futures::future::{join_all, try_join_all};
+use ragstone_core::store::{SearchRequest, Store, StoreError};
+use ragstone_core::{CollectionName, Filter, Metadata};
+use ragstone_store::{Error, PostgresOptions, PostgresStore, PostgresUrl, Thresholds, inspect_postgres};
+use serde_json::json;
+
+use crate::common::*;
+
+/// Small enough for a test to reach.
+const THRESHOLDS: Thresholds = Thresholds {
+    index_from: 1000,
+    exact_up_to: 100,
+    settle: Duration::from_millis(100),
+};
+
+async fn open_eager(url: &str) -> PostgresStore {
+    let options = PostgresOptions {
+        readers: 4,
+        writers: 2,
+        thresholds: THRESHOLDS,
+    };
+    PostgresStore::open(&PostgresUrl::parse(url).unwrap(), options)
+        .await
+        .unwrap()
+}
+
+/// The only number that a statement answers.
+async fn number(url: &str, sql: &str) -> i64 {
+    let (client, connection) = tokio_postgres::connect(url, tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client.query_one(sql, &[]).await.unwrap().get(0)
+}
+
+async fn execute(url: &str, sql: &str) {
+    let (client, connection) = tokio_postgres::connect(url, tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client.batch_execute(sql).await.unwrap();
+}
+
+/// Waits for something that certainly happens.
+async fn until_number(url: &str, sql: &str, expected: i64) {
+    for _ in 0..1200 {
+        if number(url, sql).await == expected {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("{sql} is not {expected}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_many_that_start_at_once_one_makes_the_tables() {
+    let url = new_database().await;
+    let stores = join_all((0..6).map(|_| open_postgres(&url))).await;
+    assert_eq!(number(&url, "SELECT count(*) FROM ragstone.migrations").await, 1);
+    // What one has written, every other sees at once.
+    let docs = name("docs");
+    stores[0].create_collection(&docs, Metadata::new()).await.unwrap();
+    for (number, store) in stores.iter().enumerate() {
+        let document = stored(&format!("d{number}"), "text", json!({}), &[1.0, 0.0]);
+        store.upsert(&docs, batch(vec![document])).await.unwrap();
+        for other in &stores {
+            assert_eq!(other.collection(&docs).await.unwrap().count, number as u64 + 1);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_of_a_newer_program_is_left_alone() {
+    let url = new_database().await;
+    open_postgres(&url).await.close();
+    execute(&url, "INSERT INTO ragstone.migrations (version) VALUES (99)").await;
+    let parsed = PostgresUrl::parse(&url).unwrap();
+    let refused = PostgresStore::open(&parsed, PostgresOptions::default()).await;
+    assert!(matches!(refused, Err(Error::NewerSchema { found: 99, .. })));
+    assert_eq!(inspect_postgres(&parsed).await.unwrap().schema, 99);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_reached_is_said_without_the_password() {
+    let url = new_database().await;
+    let wrong = url.replace("postgres:postgres@", "postgres:hunter2@");
+    let error = PostgresStore::open(&PostgresUrl::parse(&wrong).unwrap(), PostgresOptions::default())
+        .await
+        .err()
+        .unwrap();
+    let message = format!("{error} {error:?}");
+    assert!(message.contains("password authentication failed"), "{message}");
+    assert!(!message.contains("hunter2"), "{message}");
+
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = nobody.local_addr().unwrap().port();
+    drop(nobody);
+    let away = format!("postgres://ann:hunter2@127.0.0.1:{port}/rag");
+    let error = PostgresStore::open(&PostgresUrl::parse(&away).unwrap(), PostgresOptions::default())
+        .await
+        .err()
+        .unwrap();
+    let message = format!("{error} {error:?}");
+    assert!(message.contains("cannot be reached"), "{message}");
+    assert!(!message.contains("hunter2"), "{message}");
+    assert!(matches!(StoreError::from(error), StoreError::Unavailable { .. }));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_break_are_replaced() {
+    let url = new_database().await;
+    let store = open_postgres(&url).await;
+    let docs = name("docs");
+    store.create_collection(&docs, Metadata::new()).await.unwrap();
+    for _ in 0..3 {
+        execute(
+            &url,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+             WHERE datname = current_database() AND pid <> pg_backend_pid()",
+        )
+        .await;
+        // At most the calls that had a broken connection already are told to come back.
+        let mut answers = 0;
+        while store.collection(&docs).await.is_err() {
+            answers += 1;
+            assert!(answers < 20, "the store does not recover");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn emptying_lets_go_of_the_table() {
+    let url = new_database().await;
+    let store = open_postgres(&url).await;
+    let docs = name("docs");
+    store.create_collection(&docs, Metadata::new()).await.unwrap();
+    for _ in 0..3 {
+        let documents = (0..5).map(|n| stored(&format!("d{n}"), "text", json!({}), &[1.0, n as f32]));
+        store.upsert(&docs, batch(documents.collect())).await.unwrap();
+        store.empty(&docs).await.unwrap();
+    }
+    let tables = "SELECT count(*) FROM pg_class
+                  WHERE relnamespace = 'ragstone'::regnamespace AND relname LIKE 'documents\\_%' AND relkind = 'r'";
+    until_number(&url, tables, 0).await;
+    until_number(&url, "SELECT count(*) FROM ragstone.discarded", 0).await;
+}
+
+/// The nearest ten, by looking at everything here.
+fn nearest(vectors: &[Vec<f32>], query: &[f32], passes: impl Fn(usize) -> bool) -> BTreeSet<String> {
+    let cosine = |a: &[f32], b: &[f32]| {
+        let dot = |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(x, y)| x * y).sum::<f32>();
+        dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+    };
+    let mut scored: Vec<(f32, usize)> = vectors
+        .iter()
+        .enumerate()
+        .filter(|(n, _)| passes(*n))
+        .map(|(n, vector)| (cosine(vector, query), n))
+        .collect();
+    scored.sort_by(|a, b| b.0.total_cmp(&a.0));
+    scored.iter().take(10).map(|(_, n)| format!("d{n}")).collect()
+}
+
+async fn found(store: &PostgresStore, docs: &CollectionName, query: &[f32], filter: &Filter) -> Vec<String> {
+    let request = SearchRequest {
+        vector: Some(query.to_vec()),
+        filter: filter.clone(),
+        limit: 10,
+        ..SearchRequest::default()
+    };
+    let hits = store.search(docs, request).await.unwrap().hits;
+    let distances: Vec<f32> = hits.iter().map(|hit| hit.distance.unwrap()).collect();
+    assert!(distances.is_sorted(), "{distances:?}");
+    hits.into_iter()
+        .map(|hit| hit.document.id.into_string())
+        .collect()
+}
+
+/// One of them is too wide for an index over full numbers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_large_collection_gets_an_index_that_keeps_its_recall_under_filters() {
+    for (documents, dimensions) in [(4000, 24), (1200, 2050)] {
+        let url = new_database().await;
+        // Two, so that they have to agree on who builds.
+        let stores = [open_eager(&url).await, open_eager(&url).await];
+        let store = &stores[0];
+        let docs = name("docs");
+        store.create_collection(&docs, Metadata::new()).await.unwrap();
+        let mut noise = Noise(3);
+        let vectors: Vec<Vec<f32>> = (0..documents).map(|_| noise.vector(dimensions)).collect();
+        let stored: Vec<_> = vectors
+            .iter()
+            .enumerate()
+            .map(|(n, vector)| stored(&format!("d{n}"), "text", json!({"n": n % 100}), vector))
+            .collect();
+        let writes = stored
+            .chunks(500)
+            .map(|part| store.upsert(&docs, batch(part.to_vec())));
+        try_join_all(writes).await.unwrap();
+        let indexes = "SELECT count(*) FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid
+                       WHERE relname LIKE 'nearest\\_%' AND indisvalid";
+        until_number(&url, indexes, 1).await;
+
+        for percent in [100, 50, 10, 1] {
+            let filter = Filter::parse(&json!({"n": {"$lt": percent}})).unwrap();
+            let mut right = 0;
+            const QUERIES: usize = 20;
+            for _ in 0..QUERIES {
+                let query = noise.vector(dimensions);
+                let expected = nearest(&vectors, &query, |n| n % 100 < percent);
+                let hits = found(store, &docs, &query, &filter).await;
+                assert_eq!(hits.len(), 10);
+                right += hits.iter().filter(|id| expected.contains(*id)).count();
+            }
+            let recall = right as f64 / (10 * QUERIES) as f64;
+            assert!(
+                recall >= 0.99,
+                "{recall} of {percent} % at {dimensions} dimensions"
+            );
+        }
+        // Whoever deletes and empties does not wait for anything that goes on behind the scenes.
+        assert_eq!(store.empty(&docs).await.unwrap(), documents as u64);
+    }
+}

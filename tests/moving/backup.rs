@@ -1,0 +1,185 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use serde_json::json;
+
+use super::{document, fill, ragstone, text};
+use crate::support::Setup;
+
+const WRITERS: usize = 4;
+
+/// Each writer adds one document after the other to a collection of its own, in order, so that any
+/// state of the store at one moment has the first so many of each.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_backup_under_write_load_is_one_state_and_has_all_that_was_acknowledged_before_it() {
+    let server = Arc::new(Setup::without_models().start().await);
+    fill(&server, "settled", 3000).await;
+    let stop = Arc::new(AtomicBool::new(false));
+    let acknowledged: Arc<Vec<AtomicUsize>> = Arc::new((0..WRITERS).map(|_| AtomicUsize::new(0)).collect());
+    let mut writers = Vec::new();
+    for n in 0..WRITERS {
+        server.create(&format!("writer{n}")).await;
+        let (server, stop, acknowledged) = (server.clone(), stop.clone(), acknowledged.clone());
+        writers.push(tokio::spawn(async move {
+            let mut count = 0;
+            while !stop.load(Ordering::SeqCst) {
+                server.add(&format!("writer{n}"), vec![document(count)]).await;
+                count += 1;
+                acknowledged[n].store(count, Ordering::SeqCst);
+            }
+        }));
+    }
+    let counts = || {
+        acknowledged
+            .iter()
+            .map(|count| count.load(Ordering::SeqCst))
+            .collect::<Vec<_>>()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let data = server.setup().data_dir();
+    let mut backups = Vec::new();
+    for n in 0..3 {
+        let wanted = counts()[0] + 20;
+        while counts()[0] < wanted {
+            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+        }
+        let file = folder.path().join(format!("backup{n}"));
+        let before = counts();
+        let done = ragstone(&["backup", text(&file), "--data-dir", text(&data)]).await;
+        assert!(done.succeeded().contains("collections"), "{done:?}");
+        backups.push((file, before, counts()));
+    }
+    stop.store(true, Ordering::SeqCst);
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    for (file, before, after) in backups {
+        assert!(!file.with_extension("part").exists());
+        let restored = Setup::without_models();
+        let into = restored.data_dir();
+        ragstone(&["restore", text(&file), "--data-dir", text(&into)])
+            .await
+            .succeeded();
+        let restored = restored.start().await;
+        assert_eq!(restored.get("/collections/settled").await.ok()["count"], 3000);
+        for n in 0..WRITERS {
+            let path = format!("/collections/writer{n}/documents?limit=1000");
+            let found = restored.get(&path).await.ok();
+            let count = found["total"].as_u64().unwrap() as usize;
+            assert!(
+                count >= before[n],
+                "writer {n}: {count} of {before:?} acknowledged"
+            );
+            // One more may have been under way than was acknowledged.
+            assert!(count <= after[n] + 1, "writer {n}: {count}, {after:?} afterwards");
+            let places: Vec<u64> = found["documents"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|document| document["metadata"]["n"].as_u64().unwrap())
+                .collect();
+            let expected: Vec<u64> = (0..count.min(1000) as u64).collect();
+            assert_eq!(places, expected, "writer {n}");
+            if count > 0 {
+                let query = json!({"query_embedding": document(count - 1)["embedding"], "top_k": 1});
+                let hit = restored
+                    .post(&format!("/collections/writer{n}/query"), query)
+                    .await
+                    .ok();
+                assert_eq!(hit["results"].as_array().unwrap().len(), 1);
+            }
+        }
+        restored.add("settled", vec![document(9999)]).await;
+    }
+}
+
+#[tokio::test]
+async fn a_restore_replaces_nothing_unasked_and_nothing_in_use() {
+    let server = Setup::without_models().start().await;
+    fill(&server, "docs", 10).await;
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let data = server.setup().data_dir();
+    ragstone(&["backup", text(&at("backup")), "--data-dir", text(&data)])
+        .await
+        .succeeded();
+    server.add("docs", vec![document(10)]).await;
+    let backup = at("backup");
+    let force = ["restore", text(&backup), "--force", "--data-dir", text(&data)];
+    let used = ragstone(&force).await;
+    assert!(used.failed_with(1).contains("in use by another"), "{used:?}");
+    assert_eq!(server.get("/collections/docs").await.ok()["count"], 11);
+
+    let setup = server.kill();
+    let plain = ragstone(&["restore", text(&at("backup")), "--data-dir", text(&data)]).await;
+    assert!(plain.failed_with(1).contains("--force"), "{plain:?}");
+    let server = setup.start().await;
+    assert_eq!(server.get("/collections/docs").await.ok()["count"], 11);
+    let setup = server.kill();
+    // What a kill leaves in the log must not come back into what is restored.
+    assert!(
+        ragstone(&force)
+            .await
+            .succeeded()
+            .contains("1 collections, 10 documents")
+    );
+    let server = setup.start().await;
+    assert_eq!(server.get("/collections/docs").await.ok()["count"], 10);
+}
+
+#[tokio::test]
+async fn what_is_no_backup_is_refused_and_changes_nothing() {
+    let server = Setup::without_models().start().await;
+    fill(&server, "docs", 200).await;
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let data = server.setup().data_dir();
+    ragstone(&["backup", text(&at("backup")), "--data-dir", text(&data)])
+        .await
+        .succeeded();
+    let good = std::fs::read(at("backup")).unwrap();
+    std::fs::write(at("text"), "not a database").unwrap();
+    std::fs::write(at("short"), &good[..good.len() / 2]).unwrap();
+    let mut torn = good.clone();
+    let middle = torn.len() / 2;
+    torn[middle..middle + 20_000].fill(0x5a);
+    std::fs::write(at("torn"), torn).unwrap();
+    let into = at("data");
+    for bad in ["text", "short", "torn", "missing"] {
+        let refused = ragstone(&["restore", text(&at(bad)), "--data-dir", text(&into)]).await;
+        let said = refused.failed_with(1);
+        assert!(
+            said.contains("is not a backup that can be restored"),
+            "{bad}: {said}"
+        );
+        assert!(!into.join("ragstone.db").exists() && !into.join("ragstone.db.restoring").exists());
+    }
+    let nothing = ragstone(&["backup", text(&at("no")), "--data-dir", text(&at("nowhere"))]).await;
+    assert!(nothing.failed_with(1).contains("no database"), "{nothing:?}");
+    assert!(!at("no").exists() && !at("nowhere").exists());
+    ragstone(&["restore", text(&at("backup")), "--data-dir", text(&into)])
+        .await
+        .succeeded();
+}
+
+/// Emptied text may be in free pages of the store until it is tidied up, and never in a backup.
+#[tokio::test]
+async fn deleted_text_is_not_in_a_backup() {
+    let server = Setup::without_models().start().await;
+    server.create("docs").await;
+    let secret = |n: usize| {
+        let mut secret = document(n);
+        secret["text"] = json!("canary-5d1f ".repeat(400));
+        secret
+    };
+    server.add("docs", (0..300).map(secret).collect()).await;
+    server.delete("/collections/docs/documents/all").await.ok();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("backup");
+    let data = server.setup().data_dir();
+    ragstone(&["backup", text(&file), "--data-dir", text(&data)])
+        .await
+        .succeeded();
+    let bytes = std::fs::read(&file).unwrap();
+    assert!(!bytes.windows(11).any(|window| window == b"canary-5d1f"));
+}

@@ -1,0 +1,145 @@
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::{document, fill, ragstone, text};
+use crate::support::chroma::ChromaServer;
+use crate::support::{Server, Setup};
+
+/// One server for all of it: starting one takes longer than everything else.
+#[tokio::test]
+async fn a_service_over_chromadb() {
+    let mut chroma = ChromaServer::start().await;
+    let setup = Setup::without_models().arg("--store").arg(chroma.store_url());
+    let server = setup.start().await;
+    routes_behave_as_they_do(&server).await;
+    let server = records_are_kept_here(server).await;
+    collections_are_copied_there_and_back(&server, &chroma).await;
+    an_engine_that_goes_away_is_said_and_its_return_noticed(&server, &mut chroma).await;
+}
+
+async fn routes_behave_as_they_do(server: &Server) {
+    fill(server, "c", 12).await;
+    let shown = server.get("/collections/c").await.ok();
+    assert_eq!(
+        (&shown["count"], &shown["metadata"]["limits"]),
+        (&json!(12), &json!({"a": [1, null]}))
+    );
+    let found = server
+        .find("c", json!({"tags": 7, "deep": {"$exists": true}}))
+        .await
+        .ok();
+    assert_eq!(
+        (&found["total"], &found["documents"][0]),
+        (&json!(1), &shown_document(7))
+    );
+    for mode in ["dense", "keyword", "hybrid"] {
+        let mut query = json!({"mode": mode, "top_k": 2, "where": {"n": {"$gte": 3}}});
+        if mode != "keyword" {
+            query["query_embedding"] = document(5)["embedding"].clone();
+        }
+        if mode != "dense" {
+            query["query"] = json!("Document 5");
+        }
+        let hits = server.post("/collections/c/query", query).await.ok();
+        assert_eq!(hits["results"][0]["id"], "d5", "{mode}: {hits}");
+    }
+    server
+        .post("/collections", json!({"name": "c"}))
+        .await
+        .refused(409);
+    server.get("/collections/none").await.refused(404);
+    let health = server.get("/health").await.ok();
+    assert_eq!(
+        (&health["status"], &health["store"]["engine"]),
+        (&json!("healthy"), &json!("chromadb"))
+    );
+    assert!(!health["store"]["limitations"].as_array().unwrap().is_empty());
+    server.get("/readyz").await.ok();
+}
+
+fn shown_document(n: usize) -> serde_json::Value {
+    let mut shown = document(n);
+    shown.as_object_mut().unwrap().remove("embedding");
+    shown
+}
+
+/// Agent memory needs a transactional place, and survives a restart in it.
+async fn records_are_kept_here(server: Server) -> Server {
+    let saved = server
+        .put("/memory/knowledge/k", json!({"content": "kept"}))
+        .await;
+    assert!(saved.status < 300, "{saved:?}");
+    let server = server.restarted().await;
+    let read = server.get("/memory/knowledge/k").await.ok();
+    assert_eq!(read["content"], "kept");
+    assert!(server.setup().data_dir().join("ragstone.db").exists());
+    server
+}
+
+async fn collections_are_copied_there_and_back(server: &Server, chroma: &ChromaServer) {
+    let source = Setup::without_models().start().await;
+    fill(&source, "moved", 1300).await;
+    let (store, from) = (chroma.store_url(), source.url(""));
+    let there = ragstone(&["copy", "--from", &from, "--to", &store]).await;
+    assert!(there.succeeded().contains("moved: copied 1300"), "{there:?}");
+    let again = ragstone(&["copy", "--from", &from, "--to", &server.url("")]).await;
+    assert!(
+        again.succeeded().contains("1300 of them by an earlier run"),
+        "{again:?}"
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let back = folder.path().join("data");
+    let named = [
+        "copy",
+        "--from",
+        &store,
+        "--to",
+        text(&back),
+        "--collection",
+        "moved",
+    ];
+    ragstone(&named).await.succeeded();
+    let file = folder.path().join("moved.jsonl");
+    ragstone(&["export", "moved", text(&file), "--data-dir", text(&back)])
+        .await
+        .succeeded();
+    let lines = std::fs::read_to_string(&file).unwrap();
+    let line: serde_json::Value = serde_json::from_str(lines.lines().nth(8).unwrap()).unwrap();
+    assert_eq!(
+        (&line["id"], &line["metadata"]),
+        (&json!("d7"), &document(7)["metadata"])
+    );
+    let backup = Setup::command(&["backup", "file"]).env("RAGSTONE_STORE", &store);
+    let refused = tokio::task::spawn_blocking(move || backup.run()).await.unwrap();
+    let said = refused.failed_with(78);
+    assert!(said.contains("for the embedded store"), "{said}");
+}
+
+async fn an_engine_that_goes_away_is_said_and_its_return_noticed(server: &Server, chroma: &mut ChromaServer) {
+    chroma.stop();
+    for _ in 0..7 {
+        let body = json!({"documents": [document(99)]});
+        for answer in [
+            server.post("/collections/c/documents", body).await,
+            server.get("/collections/c").await,
+            server.get("/readyz").await,
+        ] {
+            answer.refused(503);
+            assert!(answer.header("retry-after").parse::<u64>().unwrap() >= 1);
+        }
+    }
+    assert_eq!(server.get("/health").await.ok()["status"], "degraded");
+    server.get("/livez").await.ok();
+    chroma.restart().await;
+    for attempt in 0.. {
+        let ready = server.get("/readyz").await.status == 200;
+        if ready && server.get("/collections/c").await.status == 200 {
+            break;
+        }
+        assert!(attempt < 300, "the service does not resume");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    server.add("c", vec![document(99)]).await;
+    assert_eq!(server.get("/collections/c").await.ok()["count"], 13);
+}

@@ -1,0 +1,213 @@
+use std::io::Write;
+use std::process::Stdio;
+
+use serde_json::{Value, json};
+
+use super::{document, fill, ragstone, text};
+use crate::support::{Setup, fixtures};
+
+#[tokio::test]
+async fn export_import_and_export_again_gives_the_same_bytes_with_and_without_a_server() {
+    let server = Setup::without_models().start().await;
+    fill(&server, "docs", 2300).await;
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let (url, data) = (server.url(""), server.setup().data_dir());
+    let exported = ragstone(&["export", "docs", text(&at("served.jsonl")), "--url", &url]).await;
+    let line = exported.succeeded();
+    assert!(line.contains("docs: exported 2300 documents"), "{line}");
+
+    // The store itself cannot be had while the server has it, and the refusal says what to do.
+    let beside = ragstone(&["export", "docs", text(&at("no")), "--data-dir", text(&data)]).await;
+    let refusal = beside.failed_with(1);
+    assert!(refusal.contains("in use by another"), "{refusal}");
+    assert!(refusal.contains("name the server"), "{refusal}");
+    assert!(!at("no").exists());
+
+    let target = Setup::without_models().start().await;
+    let imported = ragstone(&["import", text(&at("served.jsonl")), "--url", &target.url("")]).await;
+    let line = imported.succeeded();
+    assert!(line.contains("docs: imported 2300 documents"), "{line}");
+    let shown = target.get("/collections/docs").await.ok();
+    assert_eq!(shown, server.get("/collections/docs").await.ok());
+
+    let target_data = target.setup().data_dir();
+    let _keep = target.setup().clone();
+    target.stop();
+    let direct_file = at("direct.jsonl");
+    let direct = [
+        "export",
+        "docs",
+        text(&direct_file),
+        "--data-dir",
+        text(&target_data),
+    ];
+    ragstone(&direct).await.succeeded();
+    let bytes = std::fs::read(at("served.jsonl")).unwrap();
+    assert!(
+        bytes == std::fs::read(at("direct.jsonl")).unwrap(),
+        "the exports differ"
+    );
+
+    let piped = ragstone(&["export", "docs", "-", "--data-dir", text(&target_data)]).await;
+    assert!(
+        piped.succeeded().as_bytes() == bytes,
+        "the pipe differs from the file"
+    );
+    let lines: Vec<Value> = piped
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!((lines.len(), &lines[0]["collection"]), (2302, &json!("docs")));
+    assert_eq!(
+        (&lines[0]["dimensions"], &lines[2301]["end"]["documents"]),
+        (&json!(4), &json!(2300))
+    );
+    assert_eq!(lines[8]["metadata"], document(7)["metadata"]);
+}
+
+#[tokio::test]
+async fn an_import_can_be_renamed_piped_and_repeated_and_leaves_other_collections_alone() {
+    let server = Setup::without_models().start().await;
+    fill(&server, "docs", 5).await;
+    let url = server.url("");
+    let exported = ragstone(&["export", "docs", "-", "--url", &url]).await;
+    let export = exported.succeeded().to_owned();
+    let import = |args: &'static [&'static str]| {
+        let setup = Setup::command(&["import", "-", "--url", &url]);
+        let setup = args.iter().fold(setup, |setup, arg| setup.arg(*arg));
+        let mut command = setup.build();
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let written = child.stdin.take().unwrap().write_all(export.as_bytes());
+        written.unwrap();
+        child.wait_with_output().unwrap()
+    };
+    let renamed = import(&["--collection", "copy"]);
+    assert!(renamed.status.success(), "{renamed:?}");
+    let again = import(&["--collection", "copy"]);
+    let said = String::from_utf8(again.stdout).unwrap();
+    assert!(said.contains("5 of them by an earlier run"), "{said}");
+    assert_eq!(server.get("/collections/copy").await.ok()["count"], 5);
+
+    server.create("other").await;
+    server.add("other", vec![document(1)]).await;
+    let refused = import(&["--collection", "other"]);
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(said.contains("name a collection that is not there"), "{said}");
+    assert_eq!(server.get("/collections/other").await.ok()["count"], 1);
+    let missing = ragstone(&["export", "nothing", "-", "--url", &url]).await;
+    assert!(
+        missing.failed_with(1).contains("'nothing' not found"),
+        "{missing:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_damaged_file_is_refused_whole() {
+    let server = Setup::without_models().start().await;
+    fill(&server, "docs", 1500).await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file.jsonl");
+    let url = server.url("");
+    ragstone(&["export", "docs", text(&file), "--url", &url])
+        .await
+        .succeeded();
+    let whole = std::fs::read_to_string(&file).unwrap();
+    for (damaged, expected) in [
+        (whole[..whole.len() / 2].to_owned(), "is not a whole export"),
+        (
+            whole.replace("Document 1400:", "Document 1401:"),
+            "the source is damaged",
+        ),
+        (whole.replace("{\"id\":\"d1400\"", "{\"id\":1400"), "line 1402: "),
+    ] {
+        std::fs::write(&file, damaged).unwrap();
+        let refused = ragstone(&["import", text(&file), "--collection", "copy", "--url", &url]).await;
+        let said = refused.failed_with(1);
+        assert!(said.contains(expected), "{expected}: {said}");
+        server.get("/collections/copy").await.refused(404);
+    }
+}
+
+#[tokio::test]
+async fn a_copy_brings_all_collections_and_goes_on_where_it_was() {
+    let server = Setup::without_models().start().await;
+    fill(&server, "first", 1200).await;
+    fill(&server, "second", 3).await;
+    server.create("empty").await;
+    let folder = tempfile::tempdir().unwrap();
+    let target = folder.path().join("data");
+    let url = server.url("");
+    let only = [
+        "copy",
+        "--from",
+        &url,
+        "--to",
+        text(&target),
+        "--collection",
+        "second",
+    ];
+    ragstone(&only).await.succeeded();
+    // A document that came later is all that the next run brings.
+    server.add("second", vec![document(3)]).await;
+    let all = ragstone(&["copy", "--from", &url, "--to", text(&target)]).await;
+    let said = all.succeeded();
+    for part in [
+        "empty: copied 0",
+        "first: copied 1200",
+        "second: copied 4",
+        "3 of them by an earlier run",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let sqlite = format!("sqlite://{}", text(&target));
+    let back = Setup::without_models().start().await;
+    ragstone(&["copy", "--from", &sqlite, "--to", &back.url("")])
+        .await
+        .succeeded();
+    assert_eq!(
+        back.get("/collections").await.ok(),
+        server.get("/collections").await.ok()
+    );
+    let bad = ragstone(&["copy", "--from", "ftp://u:hunter2@h/x", "--to", &url]).await;
+    let said = bad.failed_with(78);
+    assert!(
+        said.contains("is not a store") && !said.contains("hunter2"),
+        "{said}"
+    );
+}
+
+/// The collection still knows its model, so that a text finds what it found before.
+#[tokio::test]
+async fn text_queries_work_after_a_move() {
+    let setup = || Setup::serve().embeddings(&[("tiny", &fixtures::model("bert"))]);
+    let server = setup().start().await;
+    let create = json!({"name": "docs", "embedding_model": "tiny"});
+    server.post("/collections", create).await.ok();
+    let texts = ["a quick brown fox", "numbers such as 42", "the lazy dog"];
+    let documents = texts.iter().map(|text| json!({"id": text, "text": text}));
+    server.add("docs", documents.collect()).await;
+    let target = setup().start().await;
+    let (from, to) = (server.url(""), target.url(""));
+    ragstone(&["copy", "--from", &from, "--to", &to])
+        .await
+        .succeeded();
+    for mode in ["dense", "keyword", "hybrid"] {
+        let query = json!({"query": "quick fox", "mode": mode, "top_k": 3});
+        let path = "/collections/docs/query";
+        let (before, after) = (
+            server.post(path, query.clone()).await,
+            target.post(path, query).await,
+        );
+        assert_eq!(before.ok()["results"], after.ok()["results"], "{mode}");
+    }
+    let page = target.get("/collections/docs/export").await.ok();
+    assert_eq!(page["documents"][0]["model"]["id"], "tiny");
+}

@@ -1,0 +1,18 @@
+//! Several processes over one Postgres. That every route behaves as on the embedded store is shown
+//! by `routes` and `spec`, which `cargo xtask test` runs on both.
+
+mod away;
+mod processes;
+
+use crate::support::{Server, Setup, fixtures};
+
+/// A process with a small model, over a database.
+fn setup(url: &str) -> Setup {
+    Setup::serve_embedded()
+        .embeddings(&[("small", &fixtures::model("bert"))])
+        .env("RAGSTONE_STORE", url)
+}
+
+async fn start(url: &str) -> Server {
+    setup(url).start().await
+}

@@ -1,0 +1,97 @@
+//! The Postgres server of the tests, which `cargo xtask test` starts.
+
+use std::net::TcpListener;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const MISSING: &str =
+    "no Postgres to test with: run `cargo xtask test`, or `cargo xtask with-postgres cargo test …`";
+
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+
+/// Makes an empty database and gives its address.
+pub fn new_database() -> String {
+    let server = std::env::var("RAGSTONE_TEST_POSTGRES").expect(MISSING);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let name = format!("service_{}_{number}", std::process::id());
+    let (address, _) = server.rsplit_once('/').expect("a database in the address");
+    let url = format!("{address}/{name}");
+    // A thread with a runtime of its own, because tests call this with and without one.
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        runtime.block_on(async {
+            let (client, connection) = tokio_postgres::connect(&server, tokio_postgres::NoTls)
+                .await
+                .expect("the server of the tests answers");
+            tokio::spawn(connection);
+            client
+                .batch_execute(&format!("CREATE DATABASE {name}"))
+                .await
+                .expect("a new database");
+        });
+    })
+    .join()
+    .expect("a new database");
+    url
+}
+
+/// A Postgres server of one test alone, to be stopped and started.
+pub struct Engine {
+    home: PathBuf,
+    name: String,
+    port: u16,
+}
+
+impl Engine {
+    pub fn start() -> Self {
+        let home = PathBuf::from(std::env::var_os("RAGSTONE_TEST_POSTGRES_HOME").expect(MISSING));
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let free = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+        let engine = Self {
+            home,
+            name: format!("alone-{}-{number}", std::process::id()),
+            port: free.local_addr().expect("its address").port(),
+        };
+        drop(free);
+        engine.start_again();
+        engine
+    }
+
+    pub fn url(&self) -> String {
+        format!("postgres://postgres:postgres@127.0.0.1:{}/postgres", self.port)
+    }
+
+    pub fn start_again(&self) {
+        self.pg0(&["start", "--port", &self.port.to_string(), "--name", &self.name]);
+    }
+
+    pub fn stop(&self) {
+        self.pg0(&["stop", "--name", &self.name]);
+    }
+
+    /// As whoever owns the folder: Postgres does not run as root.
+    fn pg0(&self, args: &[&str]) {
+        let owner = std::fs::metadata(&self.home).expect("the folder of Postgres");
+        let output = Command::new(self.home.join("pg0"))
+            .args(args)
+            .env("HOME", &self.home)
+            .current_dir(&self.home)
+            .uid(owner.uid())
+            .gid(owner.gid())
+            .output()
+            .expect("pg0 runs");
+        assert!(output.status.success(), "{args:?}: {output:?}");
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.stop()));
+    }
+}
