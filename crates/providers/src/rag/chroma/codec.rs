@@ -37,11 +37,24 @@ fn is_plain_value(value: &Value) -> bool {
     }
 }
 
+/// Chroma reads numbers of many digits as a neighbour of what was written.
+fn comes_back_otherwise(value: &Value) -> bool {
+    const SAFE_DIGITS: usize = 15;
+    let Value::Number(number) = value else {
+        return false;
+    };
+    let text = number.to_string();
+    number.is_f64() && (text.contains('e') || text.bytes().filter(u8::is_ascii_digit).count() > SAFE_DIGITS)
+}
+
 pub(super) fn encode(metadata: &Metadata) -> Metadata {
-    let (plain, other): (Metadata, Metadata) = metadata
+    let (plain, mut other): (Metadata, Metadata) = metadata
         .clone()
         .into_iter()
         .partition(|(key, value)| is_plain_key(key) && is_plain_value(value));
+    // Beside the number that other clients see there is the true one.
+    let inexact = plain.iter().filter(|(_, value)| comes_back_otherwise(value));
+    other.extend(inexact.map(|(key, value)| (key.clone(), value.clone())));
     if other.is_empty() {
         plain
     } else {
@@ -110,6 +123,17 @@ mod tests {
             assert!(!encode_some(&metadata).is_empty());
         }
         assert_eq!(decode(None).unwrap(), Metadata::new());
+    }
+
+    #[test]
+    fn numbers_of_many_digits_are_kept_twice() {
+        let encoded = encode(&object(json!({"third": 271.0 / 3.0, "tiny": 1e-300})));
+        assert!(encoded.contains_key("third") && encoded[ENCODED_FLAG] == true);
+        let mut rounded = encoded.clone();
+        rounded.insert("third".into(), json!(90.33333333333331));
+        assert_eq!(decode(Some(rounded)).unwrap()["third"], 271.0 / 3.0);
+        let short = object(json!({"half": 0.5, "price": 12.99, "whole": 3.0}));
+        assert_eq!(encode(&short), short);
     }
 
     #[test]
