@@ -2,6 +2,7 @@
 
 mod answer;
 #[path = "../../crates/providers/tests/common/chroma.rs"]
+#[allow(dead_code, reason = "shared with tests that use more of it")]
 pub mod chroma;
 pub mod fixtures;
 pub mod hub;

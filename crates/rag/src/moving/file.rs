@@ -375,10 +375,11 @@ pub async fn export_file(
                 .unwrap_or_else(|error| Err(std::io::Error::other(error)))
                 .map_err(&failed)
         };
-        let next;
-        (export, next) = futures::future::try_join(written, source.next()).await?;
+        // Whatever becomes of the next page, this one is written to its end before the file is let go.
+        let (written, next) = futures::future::join(written, source.next()).await;
+        export = written?;
         progress.add(count);
-        page = next;
+        page = next?;
     }
     tokio::task::spawn_blocking(move || export.finish())
         .await

@@ -118,7 +118,9 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
 /// Turns serde's wording into a sentence for whoever wrote the request. The body is read again to
 /// find where in it the fault is, which only a faulty body pays for.
 fn explain<T: DeserializeOwned>(error: &serde_json::Error, bytes: &[u8]) -> String {
-    if !error.is_data() {
+    // The parser counts a number that does not fit its type as a fault of the syntax.
+    let out_of_range = error.to_string().starts_with("number out of range");
+    if !error.is_data() && !out_of_range {
         return format!("The request body is not valid JSON: {error}");
     }
     let reader = &mut serde_json::Deserializer::from_slice(bytes);
