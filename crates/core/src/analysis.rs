@@ -114,9 +114,12 @@ fn for_each_word(text: &str, mut visit: impl FnMut(&str, WordKind)) {
         let mut parts = 0;
         for joined in run.split(is_joiner).filter(|part| !part.is_empty()) {
             for part in CamelParts(joined) {
-                parts += 1;
                 fold(part, &mut folded);
-                visit_part(&folded, &mut visit);
+                // Marks that combine with no letter leave nothing.
+                if !folded.is_empty() {
+                    parts += 1;
+                    visit_part(&folded, &mut visit);
+                }
             }
         }
         if parts > 1 && run.len() <= MAX_IDENTIFIER_BYTES {
@@ -407,6 +410,8 @@ mod tests {
         assert_eq!(words("Straße"), words("STRASSE"));
         assert_eq!(words("Łódź"), words("lodz"));
         assert_eq!(words("ΑΘΉΝΑ"), words("αθηνα"));
+        // A mark on its own is no word.
+        assert!(words("🦀 \u{200b}\u{301} \u{301}-\u{301}").is_empty());
         // A vowel sign of another script is part of its word.
         assert_ne!(words("की"), words("कि"));
     }

@@ -78,7 +78,7 @@ pub struct Settings {
 pub enum StoreLocation {
     /// The embedded store, in this directory.
     Embedded(PathBuf),
-    Postgres(PostgresUrl),
+    Postgres(Box<PostgresUrl>),
     /// A ChromaDB server; what it cannot keep is in this directory.
     Chroma {
         url: String,
@@ -240,7 +240,7 @@ pub fn parse_store(url: &str, data_dir: PathBuf) -> Result<StoreLocation, Config
     match url.split_once("://") {
         Some(("sqlite", path)) if !path.is_empty() => Ok(StoreLocation::Embedded(path.into())),
         Some(("postgres" | "postgresql", _)) => PostgresUrl::parse(url)
-            .map(StoreLocation::Postgres)
+            .map(|url| StoreLocation::Postgres(Box::new(url)))
             .map_err(|error| ConfigError(format!("'{}': {error}", without_credentials(url)))),
         Some(("chroma" | "chromas", _)) => {
             crate::stores::connect_chroma(url)?;

@@ -326,7 +326,7 @@ unsafe fn avx2_dots<const R: usize>(rows: &[u8], stride: usize, panel: &[u8]) ->
         _mm256_storeu_si256,
     };
 
-    debug_assert!(rows.len() >= R * stride && panel.len() >= stride * PANEL && stride % GROUP == 0);
+    debug_assert!(rows.len() >= R * stride && panel.len() >= stride * PANEL && stride.is_multiple_of(GROUP));
     let ones = _mm256_set1_epi16(1);
     let mut acc: [[__m256i; 2]; R] = [[_mm256_setzero_si256(); 2]; R];
     let (mut row, mut weights) = (rows.as_ptr(), panel.as_ptr().cast::<__m256i>());

@@ -67,7 +67,7 @@ fn tls(url: &PostgresUrl) -> Result<rustls::ClientConfig> {
     let Some(path) = &url.root_certificate else {
         return builder
             .with_platform_verifier()
-            .map(|builder| builder.with_no_client_auth())
+            .map(rustls::ConfigBuilder::<rustls::ClientConfig, _>::with_no_client_auth)
             .map_err(|error| failed(&error));
     };
     let mut roots = rustls::RootCertStore::empty();

@@ -1,6 +1,6 @@
 //! The store through its public interface.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod collections;
 mod common;

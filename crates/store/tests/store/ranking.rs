@@ -57,9 +57,10 @@ async fn keyword_scores_are_those_of_bm25(engine: Engine) {
     let idf = 2f64.ln();
     // k1 = 1.2 and b = 0.75; a has 3 words, 1.5 times the average: 1.2 (0.25 + 0.75 · 1.5) = 1.65.
     let a = idf * (2.0 * 2.2 / (2.0 + 1.65)) + idf * (2.2 / (1.0 + 1.65));
-    // b has one word, half the average: 1.2 (0.25 + 0.75 · 0.5) = 0.75; d has two: 1.2.
+    // b has one word, half the average: 1.2 (0.25 + 0.75 · 0.5) = 0.75; d has two, which
+    // is the average: 1.2, and 2.2 / (1 + 1.2) = 1.
     let b = idf * (2.2 / 1.75);
-    let d = idf * (2.2 / 2.2);
+    let d = idf;
     for (place, (hit, expected)) in hits.iter().zip([a, b, d]).enumerate() {
         let StageRank { rank, score } = hit.trail.keyword.unwrap();
         assert_eq!(rank, place + 1);
