@@ -185,5 +185,5 @@ async fn cross_encoder_scoring_error() {
         detail.contains("finite") || detail.contains("NaN") || detail.contains("number"),
         "{detail}"
     );
-    assert!(server.log().contains(&detail), "{}", server.log());
+    server.wait_for_log(&detail);
 }

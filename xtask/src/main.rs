@@ -85,8 +85,15 @@ fn test(extent: Extent) -> anyhow::Result<()> {
     let mut routes = cargo();
     routes
         .args(["test", "--workspace", "--test", "blackbox", "--"])
-        // What is about the file of the embedded store stays out.
-        .args(["routes::", "spec::", "--skip", "sqlite_vec"])
+        // What is about the file and the stages of the embedded store stays out.
+        .args([
+            "routes::",
+            "spec::",
+            "--skip",
+            "sqlite_vec",
+            "--skip",
+            "whole_answers",
+        ])
         .env("RAGSTONE_TEST_PYTHON", &python)
         .env("RAGSTONE_TEST_STORE", "postgres");
     name_postgres(&mut routes, &postgres);
