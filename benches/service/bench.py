@@ -184,8 +184,14 @@ def wait_for(port, path):
 
 
 def call(connection, method, path, body=None):
-    connection.request(method, path, body, {"content-type": "application/json"})
-    answer = connection.getresponse()
+    try:
+        connection.request(method, path, body, {"content-type": "application/json"})
+        answer = connection.getresponse()
+    except (BrokenPipeError, ConnectionResetError, http.client.RemoteDisconnected):
+        # A server may close a connection that has been idle for long.
+        connection.close()
+        connection.request(method, path, body, {"content-type": "application/json"})
+        answer = connection.getresponse()
     raw = answer.read()
     if answer.status != 200:
         raise SystemExit(f"{method} {path}: {answer.status} {raw[:300]}")

@@ -4,6 +4,7 @@ mod answer;
 #[path = "../../crates/providers/tests/common/chroma.rs"]
 #[allow(dead_code, reason = "shared with tests that use more of it")]
 pub mod chroma;
+mod chroma_database;
 pub mod fixtures;
 pub mod hub;
 pub mod postgres;

@@ -21,12 +21,14 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 impl Setup {
     /// `ragstone serve` on a free port, with nothing said about models. On the embedded store, or
-    /// on a database of its own if all of these tests are to be run on Postgres.
+    /// on a database of its own if all of these tests are to be run on Postgres or ChromaDB.
     pub fn serve() -> Self {
         let setup = Self::serve_embedded();
         match std::env::var("RAGSTONE_TEST_STORE").as_deref() {
             Ok("postgres") => setup.env("RAGSTONE_STORE", super::postgres::new_database()),
-            _ => setup,
+            Ok("chroma") => setup.env("RAGSTONE_STORE", super::chroma_database::new_database()),
+            Ok(other) => panic!("RAGSTONE_TEST_STORE: no tests run on '{other}'"),
+            Err(_) => setup,
         }
     }
 

@@ -1,6 +1,7 @@
 //! `cargo xtask test`: everything that has to pass, on a machine that has Rust, a C++ compiler and
 //! Python 3 with pip.
 
+mod chroma;
 mod fuzz;
 mod postgres;
 mod python;
@@ -10,7 +11,11 @@ use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use anyhow::{Context, bail};
+use chroma::Chroma;
 use postgres::Postgres;
+
+/// Tells tests where the ChromaDB server is.
+const CHROMA: &str = "RAGSTONE_TEST_CHROMA";
 
 const USAGE: &str = "\
 cargo xtask test [--quick]   build, fetch what tests need, run all tests and the bounded fuzz run;
@@ -19,6 +24,7 @@ cargo xtask fuzz [SECONDS]   fuzz each target for this long (20 unless given)
 cargo xtask python           make the Python environment of the tests and print its interpreter
 cargo xtask with-postgres COMMAND...   start a Postgres as the tests do, run a command that finds it in
                              RAGSTONE_TEST_POSTGRES and RAGSTONE_TEST_POSTGRES_HOME, and stop it
+cargo xtask with-chroma COMMAND...     the same with a ChromaDB, found in RAGSTONE_TEST_CHROMA
 ";
 
 fn main() -> ExitCode {
@@ -34,6 +40,7 @@ fn main() -> ExitCode {
         },
         ["python"] => print_python(),
         ["with-postgres", program, arguments @ ..] => with_postgres(program, arguments),
+        ["with-chroma", program, arguments @ ..] => with_chroma(program, arguments),
         _ => return usage(),
     };
     match done {
@@ -82,29 +89,34 @@ fn test(extent: Extent) -> anyhow::Result<()> {
     run(&mut tests)?;
 
     step("the routes on Postgres");
-    let mut routes = cargo();
-    routes
-        .args(["test", "--workspace", "--test", "blackbox", "--"])
-        // What is about the file and the stages of the embedded store stays out.
-        .args([
-            "routes::",
-            "spec::",
-            "--skip",
-            "sqlite_vec",
-            "--skip",
-            "whole_answers",
-        ])
-        .env("RAGSTONE_TEST_PYTHON", &python)
-        .env("RAGSTONE_TEST_STORE", "postgres");
+    let mut routes = routes_on("postgres", &python);
     name_postgres(&mut routes, &postgres);
     run(&mut routes)?;
     drop(postgres);
+
+    step("the routes on ChromaDB");
+    let chroma = Chroma::start(&python)?;
+    run(routes_on("chroma", &python).env(CHROMA, chroma.address()))?;
+    drop(chroma);
 
     if extent == Extent::Full {
         fuzz::run_all(fuzz::DEFAULT_SECONDS)?;
     }
     step(&format!("all passed in {} s", start.elapsed().as_secs()));
     Ok(())
+}
+
+/// The tests of every service route, on another store than the embedded one. What is about the file
+/// and the stages of the embedded store stays out.
+fn routes_on(store: &str, python: &Path) -> Command {
+    let mut command = cargo();
+    command
+        .args(["test", "--workspace", "--test", "blackbox", "--"])
+        .args(["routes::", "spec::"])
+        .args(["--skip", "sqlite_vec", "--skip", "whole_answers"])
+        .env("RAGSTONE_TEST_PYTHON", python)
+        .env("RAGSTONE_TEST_STORE", store);
+    command
 }
 
 #[allow(clippy::print_stdout, reason = "the path is the result of the command")]
@@ -119,6 +131,13 @@ fn with_postgres(program: &str, arguments: &[&str]) -> anyhow::Result<()> {
     command.args(arguments);
     name_postgres(&mut command, &postgres);
     run(&mut command)
+}
+
+fn with_chroma(program: &str, arguments: &[&str]) -> anyhow::Result<()> {
+    let chroma = Chroma::start(&python::environment()?)?;
+    run(Command::new(program)
+        .args(arguments)
+        .env(CHROMA, chroma.address()))
 }
 
 fn name_postgres(command: &mut Command, postgres: &Postgres) {

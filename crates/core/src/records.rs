@@ -88,6 +88,10 @@ pub trait Records: Send + Sync {
 
     async fn counts(&self, kind: &str) -> Result<RecordCounts, StoreError>;
 
+    /// Up to `limit` records that are due at `now`, the longest due first, and left as they are: for
+    /// an owner that nobody shares the store with, and that remembers what it works on.
+    async fn due(&self, kind: &str, limit: usize, now: Millis) -> Result<Vec<Record>, StoreError>;
+
     /// Takes up to `limit` records that are due at `now`, the longest due first, and makes each due
     /// again at `lease_until`: until then nobody else gets it. Whoever finishes the work puts the
     /// record with the version it was given, so that a record changed meanwhile stays due.

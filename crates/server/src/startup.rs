@@ -22,7 +22,7 @@ use tokio::net::TcpListener;
 use crate::agent::Agent;
 use crate::config::{self, ConfigError, CrossEncoderChoice, EmbeddingsChoice, Settings};
 use crate::http::auth::ApiKeys;
-use crate::http::state::{AppState, BodyBudget, Stopping};
+use crate::http::state::{AppState, BodyBudget, Shared, Stopping};
 use crate::stores::OpenStore;
 use crate::{http, listen, telemetry};
 
@@ -74,19 +74,19 @@ impl Running {
             read: crate::cli::ingest::read_options(),
         };
         let keys = ApiKeys::new(settings.api_keys.iter().map(secrecy::ExposeSecret::expose_secret));
-        let state = AppState {
+        let state = AppState::new(Shared {
             service: service.clone(),
             agent,
             gateway,
             conversations,
             ledger: Ledger::new(store.records()),
             jobs: Jobs::new(ingestion),
-            limits: Arc::new(settings.limits.clone()),
+            limits: settings.limits.clone(),
             body_budget: BodyBudget::for_bodies(LARGE_BODIES, settings.limits.add_bytes),
-            keys: Arc::new(keys),
+            keys,
             metrics: telemetry::start_metrics()?,
             stopping: Stopping::default(),
-        };
+        });
         Ok(Self {
             service,
             store,

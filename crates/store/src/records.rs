@@ -3,11 +3,11 @@
 use async_trait::async_trait;
 use ragstone_core::records::{Applied, Millis, Record, RecordChange, RecordCounts, RecordRange, Records};
 use ragstone_core::store::StoreError;
-use rusqlite::{OptionalExtension, Row, params};
+use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use crate::SqliteStore;
 
-pub(crate) fn read_record(row: &Row<'_>) -> rusqlite::Result<Record> {
+fn read_record(row: &Row<'_>) -> rusqlite::Result<Record> {
     Ok(Record {
         key: row.get(0)?,
         group: row.get(1)?,
@@ -17,7 +17,23 @@ pub(crate) fn read_record(row: &Row<'_>) -> rusqlite::Result<Record> {
     })
 }
 
-pub(crate) fn sql_limit(limit: usize) -> i64 {
+/// The longest due first.
+pub(crate) fn due_records(
+    connection: &Connection,
+    kind: &str,
+    limit: usize,
+    now: Millis,
+) -> rusqlite::Result<Vec<Record>> {
+    connection
+        .prepare_cached(
+            "SELECT key, grp, value, version, due FROM records
+             WHERE kind = ?1 AND due <= ?2 AND due IS NOT NULL ORDER BY due, key LIMIT ?3",
+        )?
+        .query_map(params![kind, now, sql_limit(limit)], read_record)?
+        .collect()
+}
+
+fn sql_limit(limit: usize) -> i64 {
     i64::try_from(limit).unwrap_or(i64::MAX)
 }
 
@@ -25,9 +41,7 @@ pub(crate) fn sql_limit(limit: usize) -> i64 {
 impl Records for SqliteStore {
     async fn apply(&self, changes: Vec<RecordChange>) -> Result<Vec<Applied>, StoreError> {
         let bytes = changes.iter().map(size).sum();
-        Ok(self
-            .write(bytes, move |transaction| transaction.apply_records(changes))
-            .await?)
+        Ok(self.write_records(bytes, changes).await?)
     }
 
     async fn get(&self, kind: &str, keys: &[String]) -> Result<Vec<Record>, StoreError> {
@@ -91,6 +105,13 @@ impl Records for SqliteStore {
                     due: count("SELECT count(*) FROM records WHERE kind = ?1 AND due IS NOT NULL")?,
                 })
             })
+            .await?)
+    }
+
+    async fn due(&self, kind: &str, limit: usize, now: Millis) -> Result<Vec<Record>, StoreError> {
+        let kind = kind.to_owned();
+        Ok(self
+            .read(move |connection| Ok(due_records(connection, &kind, limit, now)?))
             .await?)
     }
 

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use async_trait::async_trait;
+use ragstone_core::records::{Applied, RecordChange};
 use ragstone_core::store::{
     DocumentBatch, DocumentPage, MetadataUpdate, MovedDocument, MovedPage, MovedRange, Page, SearchOutcome,
     SearchRequest, Selection, Store, StoreError, StoreHealth,
@@ -22,7 +23,7 @@ use crate::published::Published;
 use crate::readers::{ReadTransaction, Readers, View, view, view_all};
 use crate::schema::{DataDirectory, open_writer};
 use crate::search::{document, fetch, search};
-use crate::writer::{QueueLimits, Transaction, Writer, prepare};
+use crate::writer::{QueueLimits, Size, Transaction, Writer, prepare};
 
 #[derive(Debug, Clone)]
 pub struct StoreOptions {
@@ -122,7 +123,18 @@ impl SqliteStore {
         bytes: usize,
         work: impl FnOnce(&mut Transaction<'_>) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.writer.write(bytes, work).await
+        self.writer.write(bytes, Size::Many, work).await
+    }
+
+    pub(crate) async fn write_records(
+        &self,
+        bytes: usize,
+        changes: Vec<RecordChange>,
+    ) -> Result<Vec<Applied>> {
+        let size = if changes.len() == 1 { Size::One } else { Size::Many };
+        self.writer
+            .write(bytes, size, move |transaction| transaction.apply_records(changes))
+            .await
     }
 
     pub(crate) async fn read<T: Send + 'static>(

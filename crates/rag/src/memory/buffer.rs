@@ -1,6 +1,6 @@
 //! The background worker that embeds what is due.
 //!
-//! A round claims due entries from the database, embeds them in calls of at most
+//! A round takes due entries from the database, embeds them in calls of at most
 //! [`BufferOptions::batch`] texts, stores the vectors and marks the entries done, with the version
 //! it was given: an entry that was saved again meanwhile stays due. Two rounds overlap, so that the
 //! provider is busy while the database is.
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ragstone_core::model::Embedder;
-use ragstone_core::records::{Millis, Records};
+use ragstone_core::records::{Record, Records};
 use ragstone_core::store::{Store, StoreError};
 use tokio::sync::{Mutex, Notify, watch};
 use tokio::task::{JoinHandle, JoinSet};
@@ -23,6 +23,7 @@ use tokio::time::Instant;
 
 use super::batch::{self, Claimed};
 use super::entry::Kind;
+use super::in_flight::{InFlight, Underway};
 use super::{now, reconcile};
 
 /// Rounds at once.
@@ -58,7 +59,7 @@ pub struct BufferOptions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ownership {
     Shared,
-    /// Nobody else does, so leases that are older than this worker are those of the dead.
+    /// Nobody else does, so nothing has to be claimed in the database.
     Exclusive,
 }
 
@@ -115,7 +116,7 @@ impl Buffer {
             options,
             hints: Arc::clone(&hints),
             pause: Pause::default(),
-            started: now(),
+            in_flight: Arc::default(),
         };
         let task = tokio::spawn(run(Arc::new(worker), stopped));
         Self {
@@ -225,7 +226,7 @@ pub(super) struct Worker {
     pub(super) options: BufferOptions,
     pub(super) pause: Pause,
     hints: Arc<Hints>,
-    started: Millis,
+    in_flight: Arc<InFlight>,
 }
 
 /// What the worker woke up for.
@@ -283,7 +284,11 @@ async fn run(worker: Arc<Worker>, mut stop: watch::Receiver<bool>) {
             }
             Ok(found) => {
                 more = found.more;
-                rounds.spawn(batch::round(Arc::clone(&worker), found.claimed, found.lease_ends));
+                let round = batch::round(Arc::clone(&worker), found.claimed, found.lease_ends);
+                rounds.spawn(async move {
+                    round.await;
+                    drop(found.underway);
+                });
             }
             Err(error) => {
                 tracing::error!(%error, "the embedding buffer cannot read what is due");
@@ -320,6 +325,8 @@ async fn prepare(worker: &Worker, stop: &mut watch::Receiver<bool>) -> bool {
 
 struct Due {
     claimed: Vec<Claimed>,
+    /// Nobody else takes them until this is dropped.
+    underway: Vec<Underway>,
     more: Vec<Kind>,
     lease_ends: Instant,
 }
@@ -348,35 +355,52 @@ impl Worker {
         }
     }
 
-    /// Claims a round's worth of the kinds that are wanted.
+    /// Takes a round's worth of the kinds that are wanted.
     async fn look(&self, wanted: &Wanted) -> Result<Due, StoreError> {
         if wanted.sweep == Sweep::Yes {
             reconcile::sweep(self).await?;
         }
-        let lease_ends = Instant::now() + self.options.lease;
-        let now = now();
-        let lease = i64::try_from(self.options.lease.as_millis()).unwrap_or(i64::MAX / 4);
-        let due_until = match self.options.ownership {
-            Ownership::Shared => now,
-            Ownership::Exclusive => now.max(self.started + lease),
-        };
         let limit = (self.options.batch * self.options.parallel / wanted.kinds.len().max(1)).max(1);
-        let claims = wanted
-            .kinds
-            .iter()
-            .map(|kind| self.records.claim(kind.records(), limit, due_until, now + lease));
         let mut due = Due {
             claimed: Vec::new(),
+            underway: Vec::new(),
             more: Vec::new(),
-            lease_ends,
+            lease_ends: Instant::now() + self.options.lease,
         };
-        for (kind, records) in wanted.kinds.iter().zip(futures::future::join_all(claims).await) {
-            let records = records?;
+        let underway = self.in_flight.begin_look();
+        let taking = wanted.kinds.iter().map(|kind| self.take(*kind, limit, underway));
+        for (kind, taken) in wanted.kinds.iter().zip(futures::future::join_all(taking).await) {
+            let (records, underway) = taken?;
             if records.len() == limit {
                 due.more.push(*kind);
             }
+            due.underway.extend(underway);
             due.claimed.extend(records.into_iter().filter_map(Claimed::read));
         }
         Ok(due)
+    }
+
+    /// Due entries that nobody else works on; so many are under way here.
+    async fn take(
+        &self,
+        kind: Kind,
+        limit: usize,
+        underway: usize,
+    ) -> Result<(Vec<Record>, Option<Underway>), StoreError> {
+        let now = now();
+        match self.options.ownership {
+            Ownership::Shared => {
+                let lease = i64::try_from(self.options.lease.as_millis()).unwrap_or(i64::MAX / 4);
+                let claimed = self
+                    .records
+                    .claim(kind.records(), limit, now, now.saturating_add(lease));
+                Ok((claimed.await?, None))
+            }
+            Ownership::Exclusive => {
+                let due = self.records.due(kind.records(), limit + underway, now).await?;
+                let (taken, underway) = self.in_flight.take(kind, due, limit);
+                Ok((taken, Some(underway)))
+            }
+        }
     }
 }

@@ -12,6 +12,7 @@
 mod batch;
 mod buffer;
 pub mod entry;
+mod in_flight;
 mod rag;
 mod reconcile;
 mod removal;

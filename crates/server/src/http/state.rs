@@ -16,19 +16,36 @@ use super::auth::ApiKeys;
 use super::error::ApiError;
 use crate::agent::Agent;
 
+/// Cloned several times for every request, once per layer around it, so a clone must cost next to nothing.
 #[derive(Clone)]
-pub struct AppState {
+pub struct AppState(Arc<Shared>);
+
+pub struct Shared {
     pub service: Service,
     pub agent: Agent,
     pub gateway: Gateway,
     pub conversations: Conversations,
     pub ledger: Ledger,
     pub jobs: Jobs,
-    pub limits: Arc<Limits>,
+    pub limits: Limits,
     pub body_budget: BodyBudget,
-    pub keys: Arc<ApiKeys>,
+    pub keys: ApiKeys,
     pub metrics: PrometheusHandle,
     pub stopping: Stopping,
+}
+
+impl AppState {
+    pub fn new(shared: Shared) -> Self {
+        Self(Arc::new(shared))
+    }
+}
+
+impl std::ops::Deref for AppState {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
 }
 
 /// What one request may ask for.

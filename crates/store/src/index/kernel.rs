@@ -19,6 +19,23 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     portable::dot(a, b)
 }
 
+/// Has memory fetched that is needed soon: vectors that were chosen by a filter lie apart, and
+/// waiting for each of them took most of the time of comparing them.
+#[inline]
+pub(crate) fn prefetch(vector: &[f32]) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        const LINE: usize = 64 / size_of::<f32>();
+        for line in vector.chunks(LINE) {
+            // SAFETY: a hint that reads nothing; the address is that of a slice besides.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = vector;
+}
+
 /// For each of 32 vectors, the sum over all groups of the table entry its four bits select.
 /// `codes` and `tables` have [`GROUP`] bytes per group, and the number of groups is even. A sum
 /// must fit 16 bits.

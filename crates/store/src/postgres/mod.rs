@@ -299,6 +299,10 @@ impl Records for PostgresStore {
         read(|| records::counts(&self.readers, kind)).await
     }
 
+    async fn due(&self, kind: &str, limit: usize, now: Millis) -> Result<Vec<Record>, StoreError> {
+        read(|| records::due(&self.readers, kind, limit, now)).await
+    }
+
     async fn claim(
         &self,
         kind: &str,

@@ -156,6 +156,16 @@ pub(super) async fn counts(pool: &Pool, kind: &str) -> Result<RecordCounts> {
     })
 }
 
+pub(super) async fn due(pool: &Pool, kind: &str, limit: usize, now: Millis) -> Result<Vec<Record>> {
+    let mut due = Statement::new(format!("SELECT {COLUMNS} FROM ragstone.records WHERE kind = "));
+    due.text(escape(kind))
+        .push(" AND due <= ")
+        .number(now)
+        .push(" ORDER BY due, key")
+        .limit(limit);
+    read_all(pool, &due).await
+}
+
 /// Which records to take.
 pub(super) struct Claim<'a> {
     pub(super) kind: &'a str,

@@ -16,7 +16,7 @@ mod transaction;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ use crate::faults::Faults;
 use crate::published::Published;
 pub(crate) use documents::prepare;
 use lanes::{Batch, Lanes};
-pub(crate) use transaction::Transaction;
+pub(crate) use transaction::{Size, Transaction};
 
 /// How long the queue is empty before the thread tidies up.
 const IDLE: Duration = Duration::from_millis(100);
@@ -60,6 +60,7 @@ pub(crate) struct Writer {
     queue: Sender<Message>,
     queued: Arc<Queued>,
     limits: QueueLimits,
+    stopped: AtomicBool,
 }
 
 /// What waits, and is not yet part of a transaction.
@@ -117,6 +118,7 @@ impl Writer {
             queue,
             queued,
             limits,
+            stopped: AtomicBool::new(false),
         };
         Ok((writer, handle))
     }
@@ -125,11 +127,12 @@ impl Writer {
     pub(crate) async fn write<T: Send + 'static>(
         &self,
         bytes: usize,
+        size: Size,
         work: impl FnOnce(&mut Transaction<'_>) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (answer, answered) = oneshot::channel();
         let run = Box::new(move |transaction: &mut Transaction<'_>| -> Finish {
-            let outcome = transaction.step(work);
+            let outcome = transaction.step(size, work);
             Box::new(move |committed| {
                 let outcome = committed.map_err(rolled_back).and(outcome);
                 // Whoever asked may have gone away; the write is done all the same.
@@ -141,9 +144,14 @@ impl Writer {
             self.queued.remove(1, bytes);
             return Err(error);
         }
-        answered
-            .await
-            .unwrap_or_else(|_| Err(Error::Worker("the write was given up".into())))
+        answered.await.unwrap_or_else(|_| {
+            // It came after the word to stop, or it panicked.
+            Err(if self.stopped.load(Ordering::Relaxed) {
+                Error::Closed
+            } else {
+                Error::Worker("the write was given up".into())
+            })
+        })
     }
 
     /// Waits until freed space and the log are tidied up, as they are when the store is idle.
@@ -155,6 +163,7 @@ impl Writer {
 
     /// Work accepted so far is still done.
     pub(crate) fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
         let _ = self.queue.send(Message::Stop);
     }
 

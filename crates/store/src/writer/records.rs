@@ -24,10 +24,27 @@ impl Transaction<'_> {
                 due,
                 expect,
             } => {
+                let version = self.next_record_version();
+                let done = Applied::Done {
+                    version: version as u64,
+                };
+                if let Expect::Version(expected) = expect {
+                    // The usual case, the record as it was read and in the same group, is one
+                    // statement that leaves the index of groups alone.
+                    let replaced = self
+                        .connection
+                        .prepare_cached(
+                            "UPDATE records SET value = ?4, version = ?5, due = ?6
+                             WHERE kind = ?1 AND key = ?2 AND grp = ?3 AND version = ?7",
+                        )?
+                        .execute(params![kind, key, group, value, version, due, expected])?;
+                    if replaced > 0 {
+                        return Ok(done);
+                    }
+                }
                 if expect != Expect::Anything && !holds(expect, self.record_version(&kind, &key)?) {
                     return Ok(Applied::Skipped);
                 }
-                let version = self.next_record_version();
                 self.connection
                     .prepare_cached(
                         "INSERT INTO records (kind, key, grp, value, version, due) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
@@ -35,9 +52,7 @@ impl Transaction<'_> {
                          grp = excluded.grp, value = excluded.value, version = excluded.version, due = excluded.due",
                     )?
                     .execute(params![kind, key, group, value, version, due])?;
-                Ok(Applied::Done {
-                    version: version as u64,
-                })
+                Ok(done)
             }
             RecordChange::Delete { kind, key, expect } => {
                 let version = self.record_version(&kind, &key)?;
@@ -61,17 +76,7 @@ impl Transaction<'_> {
         now: Millis,
         lease_until: Millis,
     ) -> Result<Vec<Record>> {
-        let mut records: Vec<Record> = self
-            .connection
-            .prepare_cached(
-                "SELECT key, grp, value, version, due FROM records
-                 WHERE kind = ?1 AND due <= ?2 AND due IS NOT NULL ORDER BY due, key LIMIT ?3",
-            )?
-            .query_map(
-                params![kind, now, crate::records::sql_limit(limit)],
-                crate::records::read_record,
-            )?
-            .collect::<rusqlite::Result<_>>()?;
+        let mut records = crate::records::due_records(self.connection, kind, limit, now)?;
         for record in &mut records {
             record.version = self.next_record_version() as u64;
             record.due = Some(lease_until);

@@ -35,6 +35,14 @@ pub(crate) enum Change {
     Drop,
 }
 
+/// How many statements of a piece of work change something. One is all or nothing by itself; more
+/// need a savepoint to go back to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Size {
+    One,
+    Many,
+}
+
 /// A collection as its row has it.
 pub(crate) struct CollectionRow {
     pub(crate) id: i64,
@@ -78,15 +86,19 @@ impl<'a> Transaction<'a> {
     }
 
     /// Runs one piece of work: all of it happens, or nothing.
-    pub(super) fn step<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+    pub(super) fn step<T>(&mut self, size: Size, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         if let Some(error) = &self.lost {
             return Err(Error::RolledBack(error.to_string()));
         }
         self.pending.clear();
-        self.connection.prepare_cached("SAVEPOINT step")?.execute([])?;
+        if size == Size::Many {
+            self.connection.prepare_cached("SAVEPOINT step")?.execute([])?;
+        }
         match work(self) {
             Ok(outcome) => {
-                self.connection.prepare_cached("RELEASE step")?.execute([])?;
+                if size == Size::Many {
+                    self.connection.prepare_cached("RELEASE step")?.execute([])?;
+                }
                 if let Err(error) = self.apply_pending() {
                     // File and memory no longer agree: nothing of this transaction may be published.
                     self.lost = Some(Error::RolledBack(error.to_string()));
@@ -99,6 +111,8 @@ impl<'a> Transaction<'a> {
                 // A full disk, among others, makes SQLite roll everything back by itself.
                 let undone = if self.connection.is_autocommit() {
                     Err(Error::RolledBack(error.to_string()))
+                } else if size == Size::One {
+                    Ok(())
                 } else {
                     self.connection
                         .execute_batch("ROLLBACK TO step; RELEASE step")
