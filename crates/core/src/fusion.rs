@@ -1,8 +1,9 @@
 //! Fusing rankings into one.
 //!
 //! [`fuse`] joins the two rankings of one query, by meaning and by word, and looks at ranks alone.
-//! [`fuse_scores`] joins the rankings of several wordings of a question and looks at scores: there,
-//! by how much a document leads is what tells a wording that hits the point from one that misses it.
+//! [`fuse_scores`] joins the rankings of one query over many collections and looks at scores: by how
+//! much a document leads. [`mix_wordings`] joins the rankings of several wordings of a question, of
+//! which one is right.
 
 /// The constant of reciprocal rank fusion: how quickly a rank loses its weight.
 pub const RANK_CONSTANT: f64 = 60.0;
@@ -119,33 +120,110 @@ pub enum Zero {
 pub fn fuse_scores<K: Clone + Ord + std::hash::Hash>(rankings: &[ScoredRanking<K>]) -> Vec<(K, f64)> {
     let mut sums: std::collections::HashMap<K, f64> = std::collections::HashMap::new();
     for ranking in rankings {
-        let scores = || {
-            ranking
-                .hits
-                .iter()
-                .map(|hit| hit.1)
-                .filter(|score| score.is_finite())
-        };
-        let best = scores().fold(f64::NEG_INFINITY, f64::max);
-        let zero = match ranking.zero {
-            Zero::LastHit => scores().fold(f64::INFINITY, f64::min),
-            Zero::Absolute => 0.0,
-        };
+        let (zero, best) = bounds(&ranking.hits, ranking.zero);
         for (key, score) in &ranking.hits {
-            let worth = if !score.is_finite() || *score < zero {
-                0.0
-            } else if best > zero {
-                (score - zero) / (best - zero)
-            } else {
-                // All are equally good: a single hit, or nothing but ties.
-                1.0
-            };
-            *sums.entry(key.clone()).or_default() += ranking.weight * worth;
+            *sums.entry(key.clone()).or_default() += ranking.weight * worth(*score, zero, best);
         }
     }
     let mut fused: Vec<(K, f64)> = sums.into_iter().collect();
     fused.sort_by(|a, b| b.1.total_cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
     fused
+}
+
+/// The score that is worth nothing, and the best one.
+fn bounds<K>(hits: &[(K, f64)], zero: Zero) -> (f64, f64) {
+    let scores = || hits.iter().map(|hit| hit.1).filter(|score| score.is_finite());
+    let best = scores().fold(f64::NEG_INFINITY, f64::max);
+    let zero = match zero {
+        Zero::LastHit => scores().fold(f64::INFINITY, f64::min),
+        Zero::Absolute => 0.0,
+    };
+    (zero, best)
+}
+
+/// From 0 to 1.
+fn worth(score: f64, zero: f64, best: f64) -> f64 {
+    if !score.is_finite() || score < zero {
+        0.0
+    } else if best > zero {
+        (score - zero) / (best - zero)
+    } else {
+        // All are equally good: a single hit, or nothing but ties.
+        1.0
+    }
+}
+
+/// How much surer a ranking by meaning makes of a document that leads it by a whole cosine.
+const SURER_PER_COSINE: f64 = 15.5;
+/// How much surer a ranking by word makes of a document, for each point of its score.
+const SURER_PER_POINT: f64 = 0.46;
+/// How much surer the best hit of a ranking is than one that is worth nothing, where scores are not
+/// taken as they are.
+const SURER_AT_BEST: f64 = 6.0;
+
+/// The rankings of one wording of a question, of which there are several and one is right.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Wording<K> {
+    /// Distinct keys with their cosines, or with any number that grows with them by as much.
+    pub by_meaning: Vec<(K, f64)>,
+    pub by_word: Vec<(K, f64)>,
+    /// Hits that have no score of either kind, with any number that falls from place to place.
+    pub by_place: Vec<(K, f64)>,
+    /// How likely this wording is the right one.
+    pub weight: f64,
+    /// Whether scores are taken as they are, not relative to the best. One message matches little and
+    /// poorly when it says little, and then should not decide. A text of many messages has a high
+    /// score for every document that shares many words with it, and only relations count.
+    pub as_scored: bool,
+}
+
+/// Fuses the rankings of several wordings of which one is right. Each makes a distribution of
+/// likelihood over all hits, exponential in their scores, and a hit's score is its likelihood in the
+/// mixture of them; best first, ties go to the smaller key. Against a sum of scores this means: a
+/// wording that singles out a document outweighs one that finds many alike, and what leads in one is
+/// not beaten by what is second in all.
+pub fn mix_wordings<K: Clone + Ord + std::hash::Hash>(wordings: &[Wording<K>]) -> Vec<(K, f64)> {
+    // Ordered, so that the rounding of sums does not depend on chance.
+    let mut mixture: std::collections::BTreeMap<K, f64> = wordings
+        .iter()
+        .flat_map(|wording| [&wording.by_meaning, &wording.by_word, &wording.by_place])
+        .flatten()
+        .map(|(key, _)| (key.clone(), 0.0))
+        .collect();
+    for wording in wordings {
+        let sureness = sureness(wording);
+        // Hits of other wordings are as unlikely as one that is worth nothing here.
+        let most = sureness.values().copied().fold(0.0, f64::max);
+        let likelihood = |key: &K| (sureness.get(key).copied().unwrap_or(0.0) - most).exp();
+        let total: f64 = mixture.keys().map(likelihood).sum();
+        for (key, score) in &mut mixture {
+            *score += wording.weight * likelihood(key) / total;
+        }
+    }
+    let mut mixed: Vec<(K, f64)> = mixture.into_iter().collect();
+    mixed.sort_by(|a, b| b.1.total_cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    mixed
+}
+
+/// The logarithm of how much likelier each hit is than one that is worth nothing.
+fn sureness<K: Clone + Ord + std::hash::Hash>(wording: &Wording<K>) -> std::collections::HashMap<K, f64> {
+    let mut sums = std::collections::HashMap::new();
+    for (hits, zero, per_score) in [
+        (&wording.by_meaning, Zero::LastHit, Some(SURER_PER_COSINE)),
+        (&wording.by_word, Zero::Absolute, Some(SURER_PER_POINT)),
+        (&wording.by_place, Zero::LastHit, None),
+    ] {
+        let (zero, best) = bounds(hits, zero);
+        for (key, score) in hits {
+            let worth = match per_score.filter(|_| wording.as_scored) {
+                Some(per_score) if score.is_finite() => per_score * (score - zero).max(0.0),
+                Some(_) => 0.0,
+                None => SURER_AT_BEST * worth(*score, zero, best),
+            };
+            *sums.entry(key.clone()).or_default() += worth;
+        }
+    }
+    sums
 }
 
 #[cfg(test)]
@@ -221,5 +299,61 @@ mod tests {
             ranking(&[], 1.0, Zero::LastHit),
         ]);
         assert_eq!(fused, [(1, 1.0), (2, 1.0), (3, 0.0), (4, 0.0), (5, 0.0)]);
+    }
+
+    fn wording(by_meaning: &[(i32, f64)], weight: f64, as_scored: bool) -> Wording<i32> {
+        Wording {
+            by_meaning: by_meaning.to_vec(),
+            by_word: Vec::new(),
+            by_place: Vec::new(),
+            weight,
+            as_scored,
+        }
+    }
+
+    #[test]
+    fn a_mixture_is_a_distribution_and_follows_the_weights() {
+        let topic = [(1, 0.9), (2, 0.5), (3, 0.1)];
+        let alone = [(3, 0.9), (2, 0.5), (1, 0.1)];
+        for weight in [0.2, 0.8] {
+            let mixed = mix_wordings(&[
+                wording(&topic, weight, false),
+                wording(&alone, 1.0 - weight, true),
+            ]);
+            let total: f64 = mixed.iter().map(|hit| hit.1).sum();
+            assert!((total - 1.0).abs() < 1e-12, "{mixed:?}");
+            assert_eq!(mixed[0].0, if weight > 0.5 { 1 } else { 3 });
+        }
+        // One of the two is right, and neither has the second first.
+        let even = mix_wordings(&[wording(&topic, 0.5, false), wording(&alone, 0.5, false)]);
+        assert_eq!(even[2].0, 2);
+    }
+
+    #[test]
+    fn a_wording_that_finds_all_alike_does_not_decide() {
+        let clear = [(1, 0.8), (2, 0.3), (3, 0.3)];
+        let vague = [(3, 0.32), (2, 0.31), (1, 0.30)];
+        let mixed = mix_wordings(&[wording(&clear, 0.4, false), wording(&vague, 0.6, true)]);
+        assert_eq!(mixed[0].0, 1);
+        // Only relations count: the same ranking is as clear as any.
+        let mixed = mix_wordings(&[wording(&clear, 0.4, false), wording(&vague, 0.6, false)]);
+        assert_eq!(mixed[0].0, 3);
+    }
+
+    #[test]
+    fn odd_scores_do_a_mixture_no_harm() {
+        assert_eq!(mix_wordings::<i32>(&[]), []);
+        for as_scored in [true, false] {
+            let odd = Wording {
+                by_word: vec![(4, f64::INFINITY), (5, 1e300), (1, 2.0)],
+                by_place: vec![(6, 0.0), (7, -1.0)],
+                ..wording(&[(1, f64::NAN), (2, 0.3), (3, 0.3)], 1.0, as_scored)
+            };
+            let mixed = mix_wordings(&[odd, wording(&[], 0.5, as_scored)]);
+            // Where only relations count, the best of any ranking are alike.
+            assert_eq!(mixed[0].0, if as_scored { 5 } else { 2 });
+            assert_eq!(mixed.len(), 7);
+            assert!(mixed.iter().all(|hit| hit.1.is_finite()));
+        }
     }
 }

@@ -3,9 +3,11 @@
 //! A message may make no sense without what was said before ("Did it sell well?"), or it may open a
 //! new subject, for which everything said before is poison. Neither can be told for certain, so the
 //! method does not choose. It estimates how likely the message continues the topic, its *continuity*,
-//! searches for the message alone and for the topic with the message at its end, and lets the two
-//! count by that likelihood ([`crate::fusion::fuse_scores`]). A wrong guess costs some places in the
-//! ranking, not the answer.
+//! searches for the message alone and for the topic with the message at its end, and mixes by that
+//! likelihood what the two make of each document ([`crate::fusion::mix_wordings`]). So a message that
+//! singles out a document is heard even where it seems to continue the topic, and one that could mean
+//! anything leaves the decision to the topic. A wrong guess costs some places in the ranking, not the
+//! answer.
 //!
 //! Continuity is a logistic function of what a reader would look at: words that refer back or add to
 //! what was said, similarity to the topic by the embedding model, words shared with the topic, names that
@@ -14,9 +16,10 @@
 //! checked on the other, where dialogues were also spliced to change subject in the middle.
 //!
 //! A topic is the messages that made it. Where one seems to open a new subject, the conversation is
-//! cut there, but the part before the cut stays in play, with less weight, until the next cut: a wrong
-//! cut is not fatal either. All state is text, so it outlives a change of the embedding model, and it
-//! is bounded however long the conversation goes on.
+//! cut there, but the part before the cut stays in play, by how unlikely the cut was right, until the
+//! next cut, and beyond it where the cut was doubtful: a wrong cut is not fatal either. All state is
+//! text, so it outlives a change of the embedding model, and it is bounded however long the
+//! conversation goes on.
 
 mod words;
 
@@ -32,6 +35,8 @@ const MAX_MESSAGE_CHARS: usize = 400;
 const MAX_SHARED: usize = 2;
 /// Bringing more words than this of its own says nothing further.
 const MAX_OWN: usize = 5;
+/// A cut that is less likely right than this is taken back at the next one.
+const LIKELY_CUT: f64 = 0.6;
 
 /// How much each observation speaks for continuing the topic, in log-odds.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -53,21 +58,25 @@ pub struct Weights {
     /// Added before the conversation is cut: where it matters to all messages to come, continuing is
     /// the safer guess.
     pub reluctance_to_cut: f64,
+    /// Added where it is said how likely a cut was right. It is greater: what came before is easily
+    /// kept in play and cannot be had back.
+    pub doubt_of_a_cut: f64,
 }
 
 impl Default for Weights {
     fn default() -> Self {
         Self {
-            base: -1.1,
-            personal_pronoun: 0.15,
-            impersonal_pronoun: 2.55,
-            pointing_word: 1.6,
-            adding_word: 2.7,
-            similarity: 6.0,
-            shared_word: 0.4,
-            own_word: -0.34,
-            new_name: -1.25,
-            reluctance_to_cut: 1.55,
+            base: -2.6,
+            personal_pronoun: 0.05,
+            impersonal_pronoun: 4.6,
+            pointing_word: 1.75,
+            adding_word: 3.85,
+            similarity: 8.0,
+            shared_word: 2.1,
+            own_word: -0.3,
+            new_name: -3.1,
+            reluctance_to_cut: 1.0,
+            doubt_of_a_cut: 3.0,
         }
     }
 }
@@ -91,8 +100,10 @@ pub struct QueryVariant {
     pub text: String,
     /// What to search for by word: the text without words that nothing can be found by.
     pub keywords: String,
-    /// How much its rankings count; those of a plan add up to 1.
+    /// How likely it is the right one; those of a plan add up to 1.
     pub weight: f64,
+    /// It is the message alone, without a topic.
+    pub alone: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,7 +176,11 @@ pub fn plan(
         return QueryPlan {
             standing: Standing::First,
             continuity: 0.0,
-            variants: vec![variant(message.to_owned(), 1.0)],
+            // Word by word as if there were no conversation.
+            variants: vec![QueryVariant {
+                keywords: message.to_owned(),
+                ..alone(message, 1.0)
+            }],
             topic: line.clone(),
             next: ConversationState {
                 since: with_message(&[], &line, &cues),
@@ -179,9 +194,13 @@ pub fn plan(
     let cut = log_odds + weights.reluctance_to_cut < 0.0 && !cues.content.is_empty();
     let next = if cut {
         ConversationState {
-            before: state.since.clone(),
+            before: if state.cut_likelihood < LIKELY_CUT {
+                within_budget(&whole)
+            } else {
+                state.since.clone()
+            },
             since: with_message(&[], &line, &cues),
-            cut_likelihood: logistic(-log_odds - weights.reluctance_to_cut),
+            cut_likelihood: logistic(-log_odds - weights.doubt_of_a_cut),
         }
     } else {
         ConversationState {
@@ -203,23 +222,31 @@ pub fn plan(
 }
 
 fn variants(state: &ConversationState, message: &str, line: &str, continuity: f64) -> Vec<QueryVariant> {
-    let mut variants = vec![variant(message.to_owned(), 1.0 - continuity)];
+    let mut variants = vec![alone(message, 1.0 - continuity)];
     if state.before.is_empty() {
-        variants.push(variant(joined(&state.since, line), continuity));
+        variants.push(in_topic(joined(&state.since, line), continuity));
     } else {
         let cut = state.cut_likelihood.clamp(0.0, 1.0);
-        variants.push(variant(joined(&state.since, line), continuity * cut));
-        variants.push(variant(joined(&state.whole(), line), continuity * (1.0 - cut)));
+        variants.push(in_topic(joined(&state.since, line), continuity * cut));
+        variants.push(in_topic(joined(&state.whole(), line), continuity * (1.0 - cut)));
     }
     variants.sort_by(|a, b| b.weight.total_cmp(&a.weight));
     variants
 }
 
-fn variant(text: String, weight: f64) -> QueryVariant {
+fn alone(message: &str, weight: f64) -> QueryVariant {
+    QueryVariant {
+        alone: true,
+        ..in_topic(message.to_owned(), weight)
+    }
+}
+
+fn in_topic(text: String, weight: f64) -> QueryVariant {
     QueryVariant {
         keywords: keywords(&text),
         text,
         weight,
+        alone: false,
     }
 }
 

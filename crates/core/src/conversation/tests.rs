@@ -20,7 +20,8 @@ fn the_first_message_is_searched_for_as_it_is() {
     assert_eq!(plan.standing, Standing::First);
     assert_eq!(plan.query_text(), "  What is InstructLab?\n");
     assert_eq!(plan.variants.len(), 1);
-    assert_eq!(plan.variants[0].keywords, "InstructLab");
+    assert_eq!(plan.variants[0].keywords, plan.query_text());
+    assert!(plan.variants[0].alone);
     assert_eq!(plan.topic, "What is InstructLab?");
     assert_eq!(plan.next.topic(), "What is InstructLab?");
 }
@@ -37,6 +38,8 @@ fn a_pronoun_is_resolved_by_the_topic() {
     assert_eq!(plan.variants[0].keywords, "InstructLab integrate OpenShift AI");
     assert_eq!(plan.topic, plan.query_text());
     assert_eq!(plan.variants[1].text, "Does it integrate with OpenShift AI?");
+    assert_eq!(plan.variants[1].keywords, "integrate OpenShift AI");
+    assert!(!plan.variants[0].alone && plan.variants[1].alone);
 }
 
 /// However little the two have in common by the model.
@@ -88,6 +91,22 @@ fn what_came_before_a_cut_stays_in_play_until_the_next_one() {
             .topics_to_compare()
             .iter()
             .all(|topic| !topic.contains("InstructLab"))
+    );
+}
+
+/// Two cuts that may both be wrong do not lose the first subject.
+#[test]
+fn an_unlikely_cut_is_taken_back_at_the_next_one() {
+    let state = after(&[
+        ("Which singles did the band release?", 0.0),
+        ("chart positions abroad", 0.08),
+    ]);
+    assert_eq!(state.topic(), "chart positions abroad");
+    let next = next_plan(&state, "sales figures of albums", Some(0.05)).next;
+    assert_eq!(next.topic(), "sales figures of albums");
+    assert!(
+        next.topics_to_compare()[1].starts_with("Which singles did the band release? chart"),
+        "{next:?}"
     );
 }
 

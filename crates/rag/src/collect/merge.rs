@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 
 use ragstone_core::document::DocumentId;
-use ragstone_core::fusion::{ScoredRanking, Zero, fuse_scores};
+use ragstone_core::fusion::{ScoredRanking, Wording, Zero, fuse_scores, mix_wordings};
 use ragstone_core::provider::{ProviderAnswer, ProviderError, ProviderHit};
 use serde_json::Value;
 
@@ -45,9 +45,7 @@ pub(super) fn merge(request: &Request, found: Vec<Vec<Result<ProviderAnswer, Pro
         Order::Distance => hits.sort_by(nearer),
         Order::Fused => {
             let mut places: Vec<Option<CollectedHit>> = hits.into_iter().map(Some).collect();
-            let all: Vec<ScoredRanking<usize>> =
-                rankings.into_iter().flat_map(QueryRankings::scored).collect();
-            hits = fuse_scores(&all)
+            hits = fused(rankings)
                 .into_iter()
                 .filter_map(|(place, _)| places.get_mut(place)?.take())
                 .collect();
@@ -61,6 +59,17 @@ pub(super) fn merge(request: &Request, found: Vec<Vec<Result<ProviderAnswer, Pro
         reranked: false,
         warnings,
         embedding_cache_hits: 0,
+    }
+}
+
+/// With one query, what its rankings have in common counts; of several, one is right.
+fn fused(rankings: Vec<QueryRankings>) -> Vec<(usize, f64)> {
+    if rankings.len() > 1 {
+        let wordings: Vec<_> = rankings.into_iter().map(QueryRankings::wording).collect();
+        mix_wordings(&wordings)
+    } else {
+        let scored: Vec<_> = rankings.into_iter().flat_map(QueryRankings::scored).collect();
+        fuse_scores(&scored)
     }
 }
 
@@ -81,6 +90,8 @@ struct Merged {
 #[derive(Clone, Default)]
 struct QueryRankings {
     weight: f64,
+    /// The query is one message, and not a topic of several.
+    alone: bool,
     by_meaning: Vec<(usize, f64)>,
     by_word: Vec<(usize, f64)>,
     /// Hits of backends that give no score of either kind.
@@ -96,6 +107,16 @@ impl QueryRankings {
             (self.by_place, Zero::LastHit),
         ]
         .map(|(hits, zero)| ScoredRanking { hits, weight, zero })
+    }
+
+    fn wording(self) -> Wording<usize> {
+        Wording {
+            by_meaning: self.by_meaning,
+            by_word: self.by_word,
+            by_place: self.by_place,
+            weight: self.weight,
+            as_scored: self.alone,
+        }
     }
 
     /// A hybrid search also gives a distance to what its words found, far down by meaning. Such a hit
@@ -152,6 +173,7 @@ impl Merged {
             });
             let rankings = &mut self.rankings[index];
             rankings.weight = query.weight;
+            rankings.alone = query.alone;
             for (place, mut hit) in answer.hits.into_iter().enumerate() {
                 let key = *known.entry(hit.document.id.clone()).or_insert(self.hits.len());
                 rankings.add(key, place, &hit, super::depth(request));

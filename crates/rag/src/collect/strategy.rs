@@ -38,6 +38,7 @@ impl Plan {
                 keywords: text.clone(),
                 text,
                 weight: 1.0,
+                alone: true,
             }],
             topic,
         }
