@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -65,6 +65,11 @@ impl Engine {
 
     pub fn url(&self) -> String {
         format!("postgres://postgres:postgres@127.0.0.1:{}/postgres", self.port)
+    }
+
+    /// The folder of the Postgres programs, owned by whoever runs them.
+    pub fn home(&self) -> &Path {
+        &self.home
     }
 
     pub fn start_again(&self) {

@@ -96,7 +96,18 @@ fn test(extent: Extent) -> anyhow::Result<()> {
 
     step("the routes on ChromaDB");
     let chroma = Chroma::start(&python)?;
-    run(routes_on("chroma", &python).env(CHROMA, chroma.address()))?;
+    let mut routes = routes_on("chroma", &python);
+    // As /health says there, ChromaDB does not tell how much it stores, and its graph may miss some
+    // documents after many were deleted.
+    routes.args([
+        "--skip",
+        "health_tells_what_is_there",
+        "--skip",
+        "health_check_with_details",
+        "--skip",
+        "empty_operation_is_transactional",
+    ]);
+    run(routes.env(CHROMA, chroma.address()))?;
     drop(chroma);
 
     if extent == Extent::Full {

@@ -11,7 +11,7 @@ use ragstone_core::Metadata;
 use rusqlite::Connection;
 
 use crate::error::{Error, Result};
-use crate::index::fields::Fields;
+use crate::index::fields::{Fields, FieldsBuilder};
 use crate::index::keyword::KeywordIndex;
 use crate::index::segment::{MAX_DOCUMENTS, SegmentBuilder};
 use crate::index::vectors::{CHUNK, Vectors};
@@ -140,7 +140,7 @@ fn load_vectors(connection: &Connection, head: &CollectionHead, rowids: &[i64]) 
 
 #[derive(Default)]
 struct IndexBuilder {
-    fields: Fields,
+    fields: FieldsBuilder,
     keyword: KeywordIndex,
     segment: SegmentBuilder,
     slots: Vec<u32>,
@@ -183,6 +183,6 @@ impl IndexBuilder {
         if self.segment.len() > 0 {
             self.finish_segment();
         }
-        (self.fields, self.keyword)
+        (self.fields.finish(), self.keyword)
     }
 }

@@ -1,6 +1,7 @@
 //! Sending calls to one service.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::stream::{BoxStream, StreamExt};
@@ -34,6 +35,7 @@ pub struct Call {
     body: Option<Bytes>,
     repeat: Repeat,
     breaking: Breaking,
+    patience: Option<Duration>,
 }
 
 /// When a call may be sent again.
@@ -80,7 +82,15 @@ impl Call {
             body: None,
             repeat: Repeat::Freely,
             breaking: Breaking::Obeyed,
+            patience: None,
         }
+    }
+
+    /// For work that may rightly take longer than the policy has patience for.
+    #[must_use]
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = Some(patience);
+        self
     }
 
     #[must_use]
@@ -233,7 +243,7 @@ impl ServiceClient {
                 let inner = &*client.0;
                 let chunk = timeout(inner.policy.deadline, response.chunk())
                     .await
-                    .map_err(|_| inner.deadline_exceeded())?
+                    .map_err(|_| inner.deadline_exceeded(inner.policy.deadline))?
                     .map_err(|e| inner.unreachable(&e))?;
                 let Some(chunk) = chunk else { return Ok(None) };
                 let read = read + chunk.len() as u64;
@@ -261,10 +271,11 @@ impl Inner {
                     retry_after,
                 })?,
         };
-        let deadline = Instant::now() + self.policy.deadline;
+        let patience = call.patience.unwrap_or(self.policy.deadline);
+        let deadline = Instant::now() + patience;
         let outcome = timeout_at(deadline, self.attempts(call, deadline, body))
             .await
-            .unwrap_or_else(|_| Err(self.deadline_exceeded()));
+            .unwrap_or_else(|_| Err(self.deadline_exceeded(patience)));
         match &outcome {
             Err(CallError::Unreachable { .. } | CallError::DeadlineExceeded { .. }) => permit.failed(),
             Err(error) if error.status().is_some_and(|status| status >= 500) => permit.failed(),
@@ -432,10 +443,10 @@ impl Inner {
         }
     }
 
-    fn deadline_exceeded(&self) -> CallError {
+    fn deadline_exceeded(&self, after: Duration) -> CallError {
         CallError::DeadlineExceeded {
             service: self.service.clone(),
-            after: self.policy.deadline,
+            after,
         }
     }
 

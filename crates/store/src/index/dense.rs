@@ -14,10 +14,9 @@ use super::vectors::{CHUNK, Vectors};
 
 /// Up to this many candidates every one is compared exactly.
 pub(crate) const EXACT_CANDIDATES: u64 = 10_000;
-/// From this many vectors on a search that is alone uses a second thread: for estimates, and for
-/// exact comparisons, which take about twenty times as long each.
-const PARALLEL_VECTORS: usize = 60_000;
-const PARALLEL_EXACT: u64 = 4_000;
+/// From this many vectors on a search that is alone uses a second thread. With 100,000 it gained
+/// nothing over HTTP: waking a processor took as long.
+const PARALLEL_VECTORS: usize = 300_000;
 /// How many vectors ahead of the one that is compared are being fetched from memory.
 const PREFETCH_AHEAD: usize = 4;
 /// How many standard deviations an estimate may be off before its vector is given up. On 63,000
@@ -86,39 +85,17 @@ pub(crate) fn nearest(
 
 fn compare_all(vectors: &Vectors, query: &[f32], slots: &RoaringBitmap, limit: usize) -> Vec<Neighbour> {
     let slots: Vec<u32> = slots.iter().collect();
-    let (_running, alone) = Running::start();
-    let compared = |slots: &[u32]| {
-        let mut best = Best::new(limit);
-        for (at, slot) in slots.iter().enumerate() {
-            if let Some(soon) = slots.get(at + PREFETCH_AHEAD) {
-                prefetch(vectors.get(*soon));
-            }
-            best.offer(Neighbour {
-                slot: *slot,
-                similarity: dot(query, vectors.get(*slot)),
-            });
+    let mut best = Best::new(limit);
+    for (at, slot) in slots.iter().enumerate() {
+        if let Some(soon) = slots.get(at + PREFETCH_AHEAD) {
+            prefetch(vectors.get(*soon));
         }
-        best
-    };
-    if !alone || (slots.len() as u64) < PARALLEL_EXACT {
-        return compared(&slots).finish();
+        best.offer(Neighbour {
+            slot: *slot,
+            similarity: dot(query, vectors.get(*slot)),
+        });
     }
-    let (first, second) = slots.split_at(slots.len() / 2);
-    let (mut best, others) = in_two(|| compared(first), || compared(second));
-    others.found.into_iter().for_each(|found| best.offer(found));
     best.finish()
-}
-
-/// Runs one on this thread and the other on a second one.
-fn in_two<T: Send>(first: impl FnOnce() -> T, second: impl FnOnce() -> T + Send) -> (T, T) {
-    std::thread::scope(|scope| {
-        let second = scope.spawn(second);
-        let first = first();
-        let second = second
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        (first, second)
-    })
 }
 
 fn scan_codes(
@@ -146,7 +123,16 @@ fn scan_codes(
     };
     let chunks = vectors.chunks().len();
     let estimated = if alone && candidates.total >= PARALLEL_VECTORS {
-        let (mut first, second) = in_two(|| scan.chunks(0..chunks / 2), || scan.chunks(chunks / 2..chunks));
+        let (mut first, second) = std::thread::scope(|scope| {
+            let second = scope.spawn(|| scan.chunks(chunks / 2..chunks));
+            let first = scan.chunks(0..chunks / 2);
+            (
+                first,
+                second
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            )
+        });
         first.extend(second);
         first
     } else {

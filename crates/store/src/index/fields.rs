@@ -6,6 +6,7 @@
 use std::ops::Bound;
 use std::sync::Arc;
 
+use hashbrown::HashMap;
 use imbl::OrdMap;
 use ragstone_core::Metadata;
 use ragstone_core::filter::{Comparison, Scalar};
@@ -247,6 +248,71 @@ impl Fields {
             (name.clone(), field)
         });
         Self {
+            fields: fields.collect(),
+        }
+    }
+}
+
+/// The index of documents that come all at once, in the order of their slots. Growing the persistent
+/// maps document by document was half of the time it took to open a store.
+#[derive(Default)]
+pub(crate) struct FieldsBuilder {
+    fields: HashMap<String, FieldBuilder>,
+}
+
+#[derive(Default)]
+struct FieldBuilder {
+    scalars: HashMap<Scalar, Vec<u32>>,
+    elements: HashMap<Scalar, Vec<u32>>,
+    present: Vec<u32>,
+}
+
+impl FieldsBuilder {
+    pub(crate) fn insert(&mut self, slot: u32, metadata: &Metadata) {
+        for (name, value) in metadata {
+            if !self.fields.contains_key(name.as_str()) {
+                self.fields.insert(name.clone(), FieldBuilder::default());
+            }
+            let Some(field) = self.fields.get_mut(name.as_str()) else {
+                continue;
+            };
+            field.present.push(slot);
+            each_scalar(value, |place, scalar| {
+                let map = match place {
+                    Place::Scalar => &mut field.scalars,
+                    Place::Element => &mut field.elements,
+                };
+                let slots = map.entry(scalar).or_default();
+                // A list may have an element twice.
+                if slots.last() != Some(&slot) {
+                    slots.push(slot);
+                }
+            });
+        }
+    }
+
+    pub(crate) fn finish(self) -> Fields {
+        let set = |slots: &[u32]| Arc::new(slots.iter().copied().collect::<RoaringBitmap>());
+        let map = |values: HashMap<Scalar, Vec<u32>>| {
+            let mut values: Vec<(Scalar, Slots)> = values
+                .into_iter()
+                .map(|(value, slots)| match slots[..] {
+                    [only] => (value, Slots::One(only)),
+                    _ => (value, Slots::Many(set(&slots))),
+                })
+                .collect();
+            values.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+            values.into_iter().collect()
+        };
+        let fields = self.fields.into_iter().map(|(name, field)| {
+            let index = FieldIndex {
+                scalars: map(field.scalars),
+                elements: map(field.elements),
+                present: set(&field.present),
+            };
+            (Arc::from(name), index)
+        });
+        Fields {
             fields: fields.collect(),
         }
     }

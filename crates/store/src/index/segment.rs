@@ -3,9 +3,9 @@
 //! Words are sorted; the documents of a word are numbers local to the segment. What does change,
 //! which slot a local number stands for and whether it is still alive, is kept by the index.
 
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 
-use hashbrown::HashTable;
+use hashbrown::{DefaultHashBuilder, HashTable};
 
 use crate::error::Result;
 use crate::terms;
@@ -95,7 +95,7 @@ struct Interner {
     starts: Vec<u32>,
     /// A part of the hash, to compare before the letters, and the number.
     table: HashTable<(u32, u32)>,
-    hasher: RandomState,
+    hasher: DefaultHashBuilder,
 }
 
 impl Interner {

@@ -1,5 +1,7 @@
 //! The calls of Chroma's API, version 2, that are used here.
 
+use std::time::Duration;
+
 use ragstone_core::provider::{CallError, ProviderError};
 use ragstone_core::{Collection, CollectionName, Metadata};
 use serde::Deserialize;
@@ -13,6 +15,8 @@ use crate::http::{Breaking, Call, Repeat, ServiceClient};
 
 /// A key that no document has: the condition that its value is not this holds for all of them.
 const NEVER: &str = "ragstone:never";
+/// Deleting 50,000 documents takes ChromaDB the better part of a minute.
+const EMPTYING: Duration = Duration::from_secs(600);
 const COLLECTIONS_PER_PAGE: usize = 500;
 
 pub(super) struct ChromaApi {
@@ -289,7 +293,8 @@ impl ChromaApi {
         }
         let call = Call::post(self.path(record, "delete"))
             .json(&json!({"where": {NEVER: {"$ne": ""}}}))
-            .repeat(Repeat::IfUnprocessed);
+            .repeat(Repeat::IfUnprocessed)
+            .patience(EMPTYING);
         let answer: Deleted = self
             .client
             .call_json(call)

@@ -26,8 +26,22 @@ impl Chroma {
     ) -> Result<DocumentPage, ProviderError> {
         let record = self.api.collection(name).await?;
         if filter.is_everything() {
-            let total = self.api.count(&record).await?;
+            let counted = self.api.count(&record).await?;
+            if page.offset >= counted {
+                // Chroma refuses offsets that are too large for it.
+                return Ok(DocumentPage {
+                    documents: Vec::new(),
+                    total: counted,
+                });
+            }
             let documents = self.run_of_documents(&record, page).await?;
+            // A page that reaches the end knows the total itself, of the state it was read from.
+            let read = documents.len() as u64;
+            let total = if read < page.limit as u64 && (read > 0 || page.offset == 0) {
+                page.offset + read
+            } else {
+                counted
+            };
             return Ok(DocumentPage { documents, total });
         }
         let mut total = 0;

@@ -39,6 +39,8 @@ pub(super) const LIMITATIONS: &[&str] = &[
     "Two processes that replace the same document at once may leave metadata of both",
     "An export from which documents are deleted meanwhile may leave others out",
     "Vectors come back with their last bits rounded",
+    "How much ChromaDB stores is not known: storage_bytes is 0",
+    "Emptying a collection whose vectors then change width makes it anew, in two requests",
     "Jobs, agent memory, conversations and the embedding ledger are kept in the data directory of this process",
 ];
 
