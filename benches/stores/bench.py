@@ -54,8 +54,15 @@ class Server:
         connection = getattr(self.local, "connection", None)
         if connection is None:
             connection = self.local.connection = http.client.HTTPConnection(*self.address, timeout=120)
-        connection.request(method, path, body and json.dumps(body), {"content-type": "application/json"})
-        answer = connection.getresponse()
+        payload, headers = body and json.dumps(body), {"content-type": "application/json"}
+        try:
+            connection.request(method, path, payload, headers)
+            answer = connection.getresponse()
+        except (BrokenPipeError, ConnectionResetError, http.client.RemoteDisconnected):
+            # A server may close a connection that has been idle for long.
+            connection.close()
+            connection.request(method, path, payload, headers)
+            answer = connection.getresponse()
         text = answer.read()
         if answer.status != 200:
             raise SystemExit(f"{method} {path}: {answer.status} {text[:300]}")

@@ -1,5 +1,5 @@
 //! Several processes over one Postgres. That every route behaves as on the embedded store is shown
-//! by `routes` and `spec`, which `cargo xtask test` runs on both.
+//! by `routes` and `spec`, which `cargo xtask test` runs on every store.
 
 mod away;
 mod processes;
