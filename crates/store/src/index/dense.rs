@@ -14,8 +14,8 @@ use super::vectors::{CHUNK, Vectors};
 
 /// Up to this many candidates every one is compared exactly.
 pub(crate) const EXACT_CANDIDATES: u64 = 10_000;
-/// From this many vectors on a search that is alone uses a second thread. With 100,000 it gained
-/// nothing over HTTP: waking a processor took as long.
+/// From this many vectors on a search that is alone uses a second thread. With 100,000 a run
+/// over HTTP was slower with it in all but one case.
 const PARALLEL_VECTORS: usize = 300_000;
 /// How many vectors ahead of the one that is compared are being fetched from memory.
 const PREFETCH_AHEAD: usize = 4;

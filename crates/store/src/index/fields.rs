@@ -253,8 +253,8 @@ impl Fields {
     }
 }
 
-/// The index of documents that come all at once, in the order of their slots. Growing the persistent
-/// maps document by document was half of the time it took to open a store.
+/// The index of documents that come all at once, in the order of their slots. The persistent
+/// maps are made once, and not changed for every document.
 #[derive(Default)]
 pub(crate) struct FieldsBuilder {
     fields: HashMap<String, FieldBuilder>,

@@ -19,8 +19,8 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     portable::dot(a, b)
 }
 
-/// Has memory fetched that is needed soon: vectors that were chosen by a filter lie apart, and
-/// waiting for each of them took most of the time of comparing them.
+/// Has memory fetched that is needed soon: vectors that were chosen by a filter lie apart, where
+/// the processor does not fetch ahead by itself.
 #[inline]
 pub(crate) fn prefetch(vector: &[f32]) {
     #[cfg(target_arch = "x86_64")]
