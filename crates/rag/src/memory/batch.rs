@@ -274,7 +274,9 @@ async fn note_failures(worker: &Worker, failures: Vec<(Claimed, Failure)>) {
         tracing::warn!(entries = failures.len(), error = %failure.message, "agent memory could not be embedded");
     }
     if let Err(error) = write_failures(worker, failures).await {
-        // The leases run out, and the entries are due again.
+        // The entries are due again, at once or when their leases run out. A store that cannot be
+        // written to would have the provider asked for the same texts again and again.
+        worker.pause.failed(&worker.options, Duration::ZERO);
         tracing::error!(%error, "failures of embedding could not be noted");
     }
 }
