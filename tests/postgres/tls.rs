@@ -19,13 +19,14 @@ fn authority() -> Authority {
 /// Gives the server a certificate for these names, and turns TLS on.
 async fn encrypt(engine: &Engine, authority: &Authority, names: &[&str]) {
     let key = KeyPair::generate().unwrap();
-    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-    let certificate = CertificateParams::new(names)
+    let all: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    let certificate = CertificateParams::new(all)
         .unwrap()
         .signed_by(&key, authority)
         .unwrap();
-    let certificate_file = engine.home().join("server.crt");
-    let key_file = engine.home().join("server.key");
+    // Files of their own, so that the path tells which certificate the server has loaded.
+    let certificate_file = engine.home().join(format!("{}.crt", names[0]));
+    let key_file = engine.home().join(format!("{}.key", names[0]));
     write_for_owner(&certificate_file, &certificate.pem(), engine.home());
     write_for_owner(&key_file, &key.serialize_pem(), engine.home());
     let (client, connection) = tokio_postgres::connect(&engine.url(), tokio_postgres::NoTls)
@@ -45,8 +46,8 @@ async fn encrypt(engine: &Engine, authority: &Authority, names: &[&str]) {
     }
     // The reload happens a moment later.
     loop {
-        let row = client.query_one("SHOW ssl", &[]).await.unwrap();
-        if row.get::<_, &str>(0) == "on" {
+        let row = client.query_one("SHOW ssl_cert_file", &[]).await.unwrap();
+        if Path::new(row.get::<_, &str>(0)) == certificate_file {
             return;
         }
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;

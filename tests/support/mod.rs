@@ -1,6 +1,7 @@
 //! Starting the program as a user would, and talking to it over HTTP.
 
 mod answer;
+mod apart;
 #[path = "../../crates/providers/tests/common/chroma.rs"]
 #[allow(dead_code, reason = "shared with tests that use more of it")]
 pub mod chroma;

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::apart;
+
 const MISSING: &str =
     "no Postgres to test with: run `cargo xtask test`, or `cargo xtask with-postgres cargo test …`";
 
@@ -15,29 +17,19 @@ static NUMBER: AtomicU32 = AtomicU32::new(0);
 /// Makes an empty database and gives its address.
 pub fn new_database() -> String {
     let server = std::env::var("RAGSTONE_TEST_POSTGRES").expect(MISSING);
-    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let name = format!("service_{}_{number}", std::process::id());
+    let name = apart::new_name();
     let (address, _) = server.rsplit_once('/').expect("a database in the address");
     let url = format!("{address}/{name}");
-    // A thread with a runtime of its own, because tests call this with and without one.
-    std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .expect("a runtime");
-        runtime.block_on(async {
-            let (client, connection) = tokio_postgres::connect(&server, tokio_postgres::NoTls)
-                .await
-                .expect("the server of the tests answers");
-            tokio::spawn(connection);
-            client
-                .batch_execute(&format!("CREATE DATABASE {name}"))
-                .await
-                .expect("a new database");
-        });
-    })
-    .join()
-    .expect("a new database");
+    apart::wait_for(async move {
+        let (client, connection) = tokio_postgres::connect(&server, tokio_postgres::NoTls)
+            .await
+            .expect("the server of the tests answers");
+        tokio::spawn(connection);
+        client
+            .batch_execute(&format!("CREATE DATABASE {name}"))
+            .await
+            .expect("a new database");
+    });
     url
 }
 

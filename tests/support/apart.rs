@@ -1,0 +1,24 @@
+//! What the databases of tests are made with, whatever the engine.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+
+/// A name that no other database of these tests has.
+pub fn new_name() -> String {
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    format!("service_{}_{number}", std::process::id())
+}
+
+/// Waits on a thread with a runtime of its own, because tests call this with and without one.
+pub fn wait_for(work: impl Future<Output = ()> + Send + 'static) {
+    std::thread::spawn(move || {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime")
+            .block_on(work);
+    })
+    .join()
+    .expect("the work is done");
+}
