@@ -1,7 +1,7 @@
 //! Reading all collections into memory when the store opens.
 //!
 //! Vectors are read in bulk from the blobs behind each `vec0` table, which is far quicker than
-//! asking the table row by row, while another thread reads metadata and words.
+//! asking the table row by row, while other threads read metadata and words.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -13,8 +13,8 @@ use rusqlite::Connection;
 use crate::error::{Error, Result};
 use crate::index::fields::{Fields, FieldsBuilder};
 use crate::index::keyword::KeywordIndex;
-use crate::index::segment::{MAX_DOCUMENTS, SegmentBuilder};
-use crate::index::vectors::{CHUNK, Vectors};
+use crate::index::segment::{MAX_DOCUMENTS, SegmentBuilder, SegmentData};
+use crate::index::vectors::{BLOCK, Vectors};
 use crate::index::{Snapshot, SnapshotParts};
 use crate::schema::{open_reader, vector_table};
 
@@ -38,32 +38,36 @@ pub(crate) fn load_all(database: &Path) -> Result<HashMap<i64, Arc<Snapshot>>> {
         })?
         .collect::<rusqlite::Result<_>>()?;
     let rowids = load_rowids(&connection, &heads)?;
-    let (vectors, mut documents) = std::thread::scope(|scope| {
-        let documents = scope.spawn(|| load_documents(database));
+    let newest = rowids.values().filter_map(|of_one| of_one.last()).max();
+    let newest = newest.copied().unwrap_or(0);
+    let (vectors, mut fields, mut keywords) = std::thread::scope(|scope| {
+        let fields = scope.spawn(|| load_fields(database));
+        let keywords = scope.spawn(|| load_keywords(database, newest));
         let vectors = heads
             .iter()
             .map(|head| load_vectors(&connection, head, rowids.get(&head.id).map_or(&[], Vec::as_slice)))
             .collect::<Result<Vec<_>>>();
-        let documents = documents
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        Ok::<_, Error>((vectors?, documents?))
+        Ok::<_, Error>((vectors?, joined(fields)?, joined(keywords)?))
     })?;
     let mut snapshots = HashMap::with_capacity(heads.len());
     for (head, vectors) in heads.iter().zip(vectors) {
-        let builder = documents.remove(&head.id).unwrap_or_default();
         let rowids = rowids.get(&head.id).map_or(&[][..], Vec::as_slice);
-        let (fields, keyword) = builder.finish();
         let snapshot = Snapshot::from_parts(SnapshotParts {
             version: head.version,
             rowids: rowids.iter().copied().collect(),
-            fields,
-            keyword,
+            fields: fields.remove(&head.id).unwrap_or_default(),
+            keyword: keywords.remove(&head.id).unwrap_or_default(),
             vectors,
         });
         snapshots.insert(head.id, Arc::new(snapshot));
     }
     Ok(snapshots)
+}
+
+fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
+    thread
+        .join()
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 fn load_rowids(connection: &Connection, heads: &[CollectionHead]) -> Result<HashMap<i64, Vec<i64>>> {
@@ -84,15 +88,16 @@ fn load_vectors(connection: &Connection, head: &CollectionHead, rowids: &[i64]) 
         return Ok(None);
     };
     let damaged = |what: &str| Error::Damaged(format!("the vectors of collection {}: {what}", head.id));
-    let mut parts: Vec<Vec<f32>> = rowids
-        .chunks(CHUNK)
-        .map(|part| vec![0.0; part.len() * dimensions])
+    let mut blocks: Vec<Vec<f32>> = rowids
+        .chunks(BLOCK)
+        .map(|block| vec![0.0; block.len() * dimensions])
         .collect();
     let mut found = 0;
     let table = vector_table(head.id);
+    // In this order, or SQLite would read the large blobs first and sort them in a file.
     let mut chunks = connection.prepare(&format!(
         "SELECT c.validity, c.rowids, v.vectors FROM {table}_chunks c
-         JOIN {table}_vector_chunks00 v ON v.rowid = c.chunk_id ORDER BY c.chunk_id"
+         CROSS JOIN {table}_vector_chunks00 v ON v.rowid = c.chunk_id ORDER BY c.chunk_id"
     ))?;
     let mut rows = chunks.query([])?;
     while let Some(row) = rows.next()? {
@@ -120,10 +125,10 @@ fn load_vectors(connection: &Connection, head: &CollectionHead, rowids: &[i64]) 
             let bytes = vectors
                 .get(at * dimensions * 4..(at + 1) * dimensions * 4)
                 .ok_or_else(|| damaged("a chunk is too short"))?;
-            let start = slot % CHUNK * dimensions;
-            let place = parts
-                .get_mut(slot / CHUNK)
-                .and_then(|part| part.get_mut(start..start + dimensions))
+            let start = slot % BLOCK * dimensions;
+            let place = blocks
+                .get_mut(slot / BLOCK)
+                .and_then(|block| block.get_mut(start..start + dimensions))
                 .ok_or_else(|| damaged("a slot is out of range"))?;
             for (x, bytes) in place.iter_mut().zip(bytes.as_chunks::<4>().0) {
                 *x = f32::from_le_bytes(*bytes);
@@ -135,54 +140,75 @@ fn load_vectors(connection: &Connection, head: &CollectionHead, rowids: &[i64]) 
         return Err(damaged(&format!("{found} for {} documents", rowids.len())));
     }
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    Ok(Some(Vectors::from_chunks(dimensions, parts, threads)))
+    Ok(Some(Vectors::from_blocks(dimensions, blocks, threads)))
 }
 
-#[derive(Default)]
-struct IndexBuilder {
-    fields: FieldsBuilder,
-    keyword: KeywordIndex,
-    segment: SegmentBuilder,
-    slots: Vec<u32>,
-    documents: u32,
+fn unreadable() -> Error {
+    Error::Damaged("a document's row cannot be read".into())
 }
 
-fn load_documents(database: &Path) -> Result<HashMap<i64, IndexBuilder>> {
+/// The metadata index of every collection; documents have their slots in the order of their rows.
+fn load_fields(database: &Path) -> Result<HashMap<i64, Fields>> {
     let connection = open_reader(database)?;
-    let mut builders: HashMap<i64, IndexBuilder> = HashMap::new();
-    let mut all = connection.prepare("SELECT collection, metadata, terms FROM documents ORDER BY rowid")?;
+    let mut builders: HashMap<i64, (FieldsBuilder, u32)> = HashMap::new();
+    let mut all = connection.prepare("SELECT collection, metadata FROM documents ORDER BY rowid")?;
     let mut rows = all.query([])?;
     while let Some(row) = rows.next()? {
-        let builder = builders.entry(row.get(0)?).or_default();
-        let unreadable = || Error::Damaged("a document's row cannot be read".into());
+        let (builder, slots) = builders.entry(row.get(0)?).or_default();
         let metadata: Metadata = serde_json::from_str(row.get_ref(1)?.as_str().map_err(|_| unreadable())?)?;
-        builder.add(&metadata, row.get_ref(2)?.as_blob().map_err(|_| unreadable())?)?;
+        builder.insert(*slots, &metadata);
+        *slots += 1;
     }
-    Ok(builders)
+    let finished = builders
+        .into_iter()
+        .map(|(collection, (builder, _))| (collection, builder.finish()));
+    Ok(finished.collect())
 }
 
-impl IndexBuilder {
-    fn add(&mut self, metadata: &Metadata, encoded_terms: &[u8]) -> Result<()> {
-        let slot = self.documents;
-        self.documents += 1;
-        self.fields.insert(slot, metadata);
-        self.segment.add(encoded_terms)?;
-        self.slots.push(slot);
-        if self.segment.len() == MAX_DOCUMENTS {
-            self.finish_segment();
+/// The keyword index of every collection. Threads share the rows, and make segments of their own.
+fn load_keywords(database: &Path, newest: i64) -> Result<HashMap<i64, KeywordIndex>> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from) as i64;
+    let share = newest / threads + 1;
+    let parts = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads)
+            .map(|part| scope.spawn(move || load_segments(database, part * share, share)))
+            .collect();
+        workers.into_iter().map(joined).collect::<Result<Vec<_>>>()
+    })?;
+    let mut indexes: HashMap<i64, (KeywordIndex, u32)> = HashMap::new();
+    for (collection, segments) in parts.into_iter().flatten() {
+        let (index, documents) = indexes.entry(collection).or_default();
+        for segment in segments {
+            let first = *documents;
+            *documents += segment.len() as u32;
+            index.add_segment(segment, (first..*documents).collect());
         }
-        Ok(())
     }
+    let finished = indexes
+        .into_iter()
+        .map(|(collection, (index, _))| (collection, index));
+    Ok(finished.collect())
+}
 
-    fn finish_segment(&mut self) {
-        let segment = std::mem::take(&mut self.segment);
-        self.keyword.add_segment(segment, std::mem::take(&mut self.slots));
-    }
-
-    fn finish(mut self) -> (Fields, KeywordIndex) {
-        if self.segment.len() > 0 {
-            self.finish_segment();
+/// The words of the documents in so many rows after one.
+fn load_segments(database: &Path, after: i64, rows: i64) -> Result<HashMap<i64, Vec<SegmentData>>> {
+    let connection = open_reader(database)?;
+    let mut builders: HashMap<i64, (SegmentBuilder, Vec<SegmentData>)> = HashMap::new();
+    let mut some = connection
+        .prepare("SELECT collection, terms FROM documents WHERE rowid > ?1 AND rowid <= ?2 ORDER BY rowid")?;
+    let mut rows = some.query([after, after + rows])?;
+    while let Some(row) = rows.next()? {
+        let (builder, finished) = builders.entry(row.get(0)?).or_default();
+        builder.add(row.get_ref(1)?.as_blob().map_err(|_| unreadable())?)?;
+        if builder.len() == MAX_DOCUMENTS {
+            finished.push(std::mem::take(builder).finish());
         }
-        (self.fields.finish(), self.keyword)
     }
+    let finished = builders.into_iter().map(|(collection, (builder, mut finished))| {
+        if builder.len() > 0 {
+            finished.push(builder.finish());
+        }
+        (collection, finished)
+    });
+    Ok(finished.collect())
 }

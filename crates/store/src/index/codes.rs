@@ -14,7 +14,8 @@
 
 use std::sync::Arc;
 
-use super::kernel::{GROUP, LANES, dot, hadamard, sum_tables};
+use super::kernel::{Block, GROUP, LANES, Line, dot, estimate, hadamard};
+use super::vectors::CHUNK;
 
 /// A rotation of the space by sign flips and Hadamard transforms: quick, and without a matrix.
 #[derive(Debug)]
@@ -51,6 +52,10 @@ impl Rotation {
             block,
             flips,
         }
+    }
+
+    pub(crate) fn dimensions(&self) -> usize {
+        self.dimensions
     }
 
     /// The rotated vector.
@@ -101,21 +106,24 @@ pub(crate) struct Codes {
 }
 
 impl Codes {
-    /// Encodes all vectors of a chunk, given one after the other. Without a home, the centre of
-    /// these vectors becomes one.
-    pub(crate) fn encode(vectors: &[f32], rotation: &Rotation, home: Option<&Arc<Vec<f32>>>) -> Self {
+    /// Encodes all vectors of a chunk. Without a home, the centre of these vectors becomes one.
+    pub(crate) fn encode<'a>(
+        vectors: impl Iterator<Item = &'a [f32]>,
+        rotation: &Rotation,
+        home: Option<&Arc<Vec<f32>>>,
+    ) -> Self {
         let dimensions = rotation.dimensions.max(1);
-        let count = vectors.len() / dimensions;
-        let mut rotated_all = Vec::with_capacity(vectors.len());
+        let mut rotated_all = Vec::with_capacity(CHUNK * dimensions);
         let mut rotated = Vec::with_capacity(dimensions);
         let mut centre = vec![0.0f32; dimensions];
-        for vector in vectors.chunks_exact(dimensions) {
+        for vector in vectors {
             rotation.apply(vector, &mut rotated);
             for (sum, x) in centre.iter_mut().zip(&rotated) {
                 *sum += x;
             }
             rotated_all.extend_from_slice(&rotated);
         }
+        let count = rotated_all.len() / dimensions;
         centre.iter_mut().for_each(|sum| *sum /= count.max(1) as f32);
         let mut codes = Self {
             dimensions,
@@ -188,26 +196,31 @@ impl Codes {
         self.scales.len() / LANES
     }
 
-    /// Estimates the similarity of all vectors of a block. `offset` is [`CodeQuery::offset`].
+    /// Estimates the similarity of all vectors of a block, and tells by bits which are above the
+    /// threshold; if none is, the estimates are not written.
     #[inline]
     pub(crate) fn estimate(
         &self,
         block: usize,
         query: &CodeQuery,
-        offset: f32,
+        line: Line,
+        threshold: f32,
         estimates: &mut [f32; LANES],
-    ) {
+    ) -> u32 {
         let size = query.tables.len();
-        let Some(bits) = self.bits.get(block * size..(block + 1) * size) else {
-            return;
+        let (Some(codes), Some(scales), Some(shifts)) = (
+            self.bits.get(block * size..(block + 1) * size),
+            self.scales.as_chunks().0.get(block),
+            self.shifts.as_chunks().0.get(block),
+        ) else {
+            return 0;
         };
-        let mut sums = [0u16; LANES];
-        sum_tables(bits, &query.tables, &mut sums);
-        let lanes = block * LANES..(block + 1) * LANES;
-        let scales = self.scales[lanes.clone()].iter().zip(&self.shifts[lanes]);
-        for ((estimate, sum), (scale, shift)) in estimates.iter_mut().zip(sums).zip(scales) {
-            *estimate = offset + shift + scale * (f32::from(sum) * query.step + query.bias);
-        }
+        let block = Block {
+            codes,
+            scales,
+            shifts,
+        };
+        estimate(&block, &query.tables, line, threshold, estimates)
     }
 }
 
@@ -274,9 +287,13 @@ impl CodeQuery {
         }
     }
 
-    /// The part of the similarity that all vectors of a chunk share.
-    pub(crate) fn offset(&self, codes: &Codes) -> f32 {
-        dot(&self.rotated, &codes.centre)
+    /// How sums become similarities to the vectors of a chunk.
+    pub(crate) fn line(&self, codes: &Codes) -> Line {
+        Line {
+            offset: dot(&self.rotated, &codes.centre),
+            step: self.step,
+            bias: self.bias,
+        }
     }
 
     pub(crate) fn is_for(&self, codes: &Codes) -> bool {

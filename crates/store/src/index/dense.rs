@@ -1,18 +1,20 @@
 //! Dense search: the nearest vectors among the candidates.
 //!
-//! Few candidates are all compared exactly. Many are first estimated by their codes; the best
-//! estimates are then compared exactly, as long as one could still belong among the best.
+//! Few candidates are all compared, by their bytes, and those that may be among the best exactly:
+//! none is lost. Many are first estimated by their codes; the best estimates are then compared
+//! likewise, as long as one could still belong among the best.
 
 use std::cmp::Ordering;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use roaring::RoaringBitmap;
 
+use super::bytes::{Bounded, ByteQuery};
 use super::codes::{CodeQuery, Codes};
 use super::kernel::{LANES, dot, prefetch};
 use super::vectors::{CHUNK, Vectors};
 
-/// Up to this many candidates every one is compared exactly.
+/// Up to this many candidates the answer is exact.
 pub(crate) const EXACT_CANDIDATES: u64 = 10_000;
 /// From this many vectors on a search that is alone uses a second thread. With 100,000 a run
 /// over HTTP was slower with it in all but one case.
@@ -85,17 +87,58 @@ pub(crate) fn nearest(
 
 fn compare_all(vectors: &Vectors, query: &[f32], slots: &RoaringBitmap, limit: usize) -> Vec<Neighbour> {
     let slots: Vec<u32> = slots.iter().collect();
-    let mut best = Best::new(limit);
+    let in_bytes = ByteQuery::new(query);
+    let mut surest = Best::new(limit);
+    let mut possible: Vec<Estimate> = Vec::with_capacity(slots.len());
     for (at, slot) in slots.iter().enumerate() {
         if let Some(soon) = slots.get(at + PREFETCH_AHEAD) {
-            prefetch(vectors.get(*soon));
+            vectors.prefetch(*soon);
+        }
+        let Bounded { similarity, margin } = bounded(vectors, query, &in_bytes, *slot);
+        surest.offer(Neighbour {
+            slot: *slot,
+            similarity: similarity - margin,
+        });
+        if similarity + margin >= surest.worst() {
+            possible.push(Estimate {
+                slot: *slot,
+                similarity: similarity + margin,
+            });
+        }
+    }
+    // So many are at least this close; what cannot be is not among them.
+    let close = surest
+        .finish()
+        .get(limit - 1)
+        .map_or(f32::NEG_INFINITY, |n| n.similarity);
+    possible.retain(|estimate| estimate.similarity >= close);
+    possible.sort_unstable_by(|a, b| b.similarity.total_cmp(&a.similarity));
+    let mut best = Best::new(limit);
+    for (at, estimate) in possible.iter().enumerate() {
+        if estimate.similarity < best.worst() {
+            break;
+        }
+        if let Some(soon) = possible.get(at + PREFETCH_AHEAD) {
+            prefetch(vectors.get(soon.slot));
         }
         best.offer(Neighbour {
-            slot: *slot,
-            similarity: dot(query, vectors.get(*slot)),
+            slot: estimate.slot,
+            similarity: dot(query, vectors.get(estimate.slot)),
         });
     }
     best.finish()
+}
+
+/// The similarity by a vector's bytes, or, where there are none yet, by the vector itself.
+fn bounded(vectors: &Vectors, query: &[f32], in_bytes: &ByteQuery, slot: u32) -> Bounded {
+    let chunk = vectors.chunks().get(slot as usize / CHUNK);
+    match chunk.and_then(|chunk| chunk.bytes()) {
+        Some(bytes) => bytes.compare(slot as usize % CHUNK, in_bytes),
+        None => Bounded {
+            similarity: dot(query, vectors.get(slot)),
+            margin: 0.0,
+        },
+    }
 }
 
 fn scan_codes(
@@ -195,19 +238,14 @@ impl Scan<'_> {
             let Some(query) = prepared_for(codes, self.code_queries) else {
                 continue;
             };
-            let offset = query.offset(codes);
+            let line = query.line(codes);
             for block in 0..codes.blocks() {
                 let first = number * CHUNK + block * LANES;
                 let wanted = self.wanted(first);
                 if wanted == 0 {
                     continue;
                 }
-                codes.estimate(block, query, offset, &mut estimates);
-                let mut passing = 0u32;
-                for (lane, estimate) in estimates.iter().enumerate() {
-                    passing |= u32::from(*estimate > threshold) << lane;
-                }
-                passing &= wanted;
+                let mut passing = wanted & codes.estimate(block, query, line, threshold, &mut estimates);
                 while passing != 0 {
                     let lane = passing.trailing_zeros();
                     passing &= passing - 1;
@@ -266,10 +304,11 @@ fn rescore(
     limit: usize,
 ) -> Vec<Neighbour> {
     estimated.sort_unstable_by(|a, b| b.similarity.total_cmp(&a.similarity));
+    let in_bytes = ByteQuery::new(query);
     let mut best = Best::new(limit);
     for (at, estimate) in estimated.iter().enumerate() {
         if let Some(soon) = estimated.get(at + PREFETCH_AHEAD) {
-            prefetch(vectors.get(soon.slot));
+            vectors.prefetch(soon.slot);
         }
         let slot = estimate.slot as usize;
         let spread = vectors
@@ -279,6 +318,10 @@ fn rescore(
             .and_then(|codes| Some(prepared_for(codes, code_queries)?.spread(codes, slot % CHUNK)))
             .unwrap_or(0.0);
         if estimate.similarity + SPREADS * spread < best.worst() {
+            continue;
+        }
+        let Bounded { similarity, margin } = bounded(vectors, query, &in_bytes, estimate.slot);
+        if similarity + margin < best.worst() {
             continue;
         }
         best.offer(Neighbour {

@@ -115,7 +115,7 @@ impl KeywordIndex {
                 builder.add(encoded_terms)?;
                 slots.push(*slot);
             }
-            self.add_segment(builder, slots);
+            self.add_segment(builder.finish(), slots);
         }
         self.segments.retain(|segment| segment.alive() > 0);
         while let Some(first) = self.mergeable() {
@@ -129,8 +129,7 @@ impl KeywordIndex {
 
     /// Takes a finished segment, whose documents have these slots. They have places already, or
     /// get them now if the slots go on where the places end.
-    pub(crate) fn add_segment(&mut self, builder: SegmentBuilder, slots: Vec<u32>) {
-        let data = builder.finish();
+    pub(crate) fn add_segment(&mut self, data: SegmentData, slots: Vec<u32>) {
         self.documents += data.len() as u64;
         self.total_length += (0..data.len())
             .map(|local| u64::from(data.length(local)))

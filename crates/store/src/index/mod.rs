@@ -4,6 +4,7 @@
 //! its slot empty until the slots are renumbered; a replaced one keeps it. Snapshots share whatever
 //! did not change between them, so that the next one costs about as much as the write itself.
 
+pub(crate) mod bytes;
 pub(crate) mod chunked;
 pub(crate) mod codes;
 pub(crate) mod dense;

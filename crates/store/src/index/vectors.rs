@@ -1,32 +1,41 @@
 //! The vectors of a collection in memory, by slot: unit length, in shared chunks.
 //!
-//! A full chunk has codes for the quick scan; the last one, while it fills, has none and is
-//! compared exactly. A replaced vector gets its code anew with the chunk's centre as it was.
+//! A full chunk has codes for the quick scan and bytes for what the scan leaves over; the last
+//! one, while it fills, has neither and is compared exactly. A replaced vector gets its code anew
+//! with the chunk's centre as it was.
 
 use std::sync::Arc;
 
+use super::bytes::Bytes;
 use super::codes::{Codes, Rotation};
+use super::kernel::prefetch;
 
 /// Vectors that share a centre and whose codes are made together.
 pub(crate) const CHUNK: usize = 256;
 /// Vectors that are copied together when one of them changes.
-const BLOCK: usize = 32;
+pub(crate) const BLOCK: usize = 32;
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct VectorChunk {
     blocks: Vec<Arc<Vec<f32>>>,
     codes: Option<Arc<Codes>>,
+    bytes: Option<Arc<Bytes>>,
 }
 
 impl VectorChunk {
-    fn from_vectors(vectors: &[f32], dimensions: usize, rotation: &Rotation, home: &Arc<Vec<f32>>) -> Self {
-        let full = vectors.len() == CHUNK * dimensions;
-        let codes = full.then(|| Arc::new(Codes::encode(vectors, rotation, Some(home))));
-        let blocks = vectors.chunks(BLOCK * dimensions.max(1));
-        Self {
-            blocks: blocks.map(|block| Arc::new(block.to_vec())).collect(),
-            codes,
+    fn from_blocks(blocks: Vec<Vec<f32>>, rotation: &Rotation, home: &Arc<Vec<f32>>) -> Self {
+        let mut chunk = Self {
+            blocks: blocks.into_iter().map(Arc::new).collect(),
+            ..Self::default()
+        };
+        if chunk.blocks.iter().map(|block| block.len()).sum::<usize>() == CHUNK * rotation.dimensions() {
+            chunk.encode(rotation, Some(home));
         }
+        chunk
+    }
+
+    pub(crate) fn bytes(&self) -> Option<&Bytes> {
+        self.bytes.as_deref()
     }
 
     pub(crate) fn codes(&self) -> Option<&Codes> {
@@ -50,12 +59,14 @@ impl VectorChunk {
     }
 
     fn encode(&mut self, rotation: &Rotation, home: Option<&Arc<Vec<f32>>>) {
-        let all: Vec<f32> = self
-            .blocks
-            .iter()
-            .flat_map(|block| block.iter().copied())
-            .collect();
-        self.codes = Some(Arc::new(Codes::encode(&all, rotation, home)));
+        let dimensions = rotation.dimensions().max(1);
+        let vectors = || {
+            self.blocks
+                .iter()
+                .flat_map(|block| block.chunks_exact(dimensions))
+        };
+        self.codes = Some(Arc::new(Codes::encode(vectors(), rotation, home)));
+        self.bytes = Some(Arc::new(Bytes::encode(vectors(), dimensions)));
     }
 
     fn set(&mut self, at: usize, vector: &[f32], rotation: &Rotation) {
@@ -67,6 +78,9 @@ impl VectorChunk {
         }
         if let Some(codes) = &mut self.codes {
             Arc::make_mut(codes).set(at, vector, rotation);
+        }
+        if let Some(bytes) = &mut self.bytes {
+            Arc::make_mut(bytes).set(at, vector);
         }
     }
 }
@@ -95,21 +109,26 @@ impl Vectors {
         }
     }
 
-    /// Takes all vectors at once, a chunk's worth in each part, encoding them on several threads.
-    pub(crate) fn from_chunks(dimensions: usize, parts: Vec<Vec<f32>>, threads: usize) -> Self {
+    /// Takes all vectors at once, a block's worth in each part, encoding them on several threads.
+    pub(crate) fn from_blocks(dimensions: usize, blocks: Vec<Vec<f32>>, threads: usize) -> Self {
         let mut all = Self::new(dimensions);
         let rotation = all.rotation.clone();
-        all.len = parts.iter().map(|part| part.len() / dimensions.max(1)).sum();
-        let home = Arc::new(rotation.rotated(&mean(
-            dimensions,
-            parts.iter().flat_map(|p| p.chunks_exact(dimensions)),
-        )));
-        all.home = Some((home.clone(), parts.len()));
-        let encode =
-            |vectors: Vec<f32>| Arc::new(VectorChunk::from_vectors(&vectors, dimensions, &rotation, &home));
-        let share = parts.len().div_ceil(threads.max(1)).max(1);
-        let mut shares: Vec<Vec<Vec<f32>>> = Vec::new();
-        let mut parts = parts.into_iter().peekable();
+        all.len = blocks.iter().map(|block| block.len() / dimensions.max(1)).sum();
+        let vectors = blocks
+            .iter()
+            .flat_map(|block| block.chunks_exact(dimensions.max(1)));
+        let home = Arc::new(rotation.rotated(&mean(dimensions, vectors)));
+        let chunks = all.len.div_ceil(CHUNK);
+        all.home = Some((home.clone(), chunks));
+        let encode = |blocks: Vec<Vec<f32>>| Arc::new(VectorChunk::from_blocks(blocks, &rotation, &home));
+        let share = chunks.div_ceil(threads.max(1)).max(1);
+        let mut blocks = blocks.into_iter();
+        let mut parts = std::iter::from_fn(|| {
+            let part: Vec<Vec<f32>> = blocks.by_ref().take(CHUNK / BLOCK).collect();
+            (!part.is_empty()).then_some(part)
+        })
+        .peekable();
+        let mut shares: Vec<Vec<Vec<Vec<f32>>>> = Vec::new();
         while parts.peek().is_some() {
             shares.push(parts.by_ref().take(share).collect());
         }
@@ -147,6 +166,15 @@ impl Vectors {
         self.chunks
             .get(slot / CHUNK)
             .map_or(&[], |chunk| chunk.vector(slot % CHUNK, self.dimensions))
+    }
+
+    /// Has a vector's bytes fetched from memory, or the vector where it has none.
+    pub(crate) fn prefetch(&self, slot: u32) {
+        let chunk = self.chunks.get(slot as usize / CHUNK);
+        match chunk.and_then(|chunk| chunk.bytes()) {
+            Some(bytes) => prefetch(bytes.values(slot as usize % CHUNK)),
+            None => prefetch(self.get(slot)),
+        }
     }
 
     pub(crate) fn push(&mut self, vector: &[f32]) {
