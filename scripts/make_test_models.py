@@ -111,6 +111,12 @@ ARCHITECTURES = {
         max_position_embeddings=POSITIONS, pad_token_id=0, n_layers=LAYERS, n_heads=HEADS, hidden_dim=INNER, dim=HIDDEN)),
     "mpnet": ("MPNet", wordpiece, dict(max_position_embeddings=POSITIONS, pad_token_id=1, **COMMON)),
 }
+# An encoder that counts positions like RoBERTa and tells texts apart by type like BERT.
+TYPED = "xlm-roberta-typed"
+ARCHITECTURES_OF_HEADS = ARCHITECTURES | {
+    TYPED: ("XLMRoberta", wordpiece, dict(
+        max_position_embeddings=POSITIONS, type_vocab_size=2, pad_token_id=1, **COMMON)),
+}
 
 
 def randomise(model, seed):
@@ -128,7 +134,7 @@ def randomise(model, seed):
 
 def save_base(directory, architecture, seed, head=None, extra=None, dtype=torch.float32, **save):
     """Writes model and tokenizer as transformers does."""
-    family, tokenizer, settings = ARCHITECTURES[architecture]
+    family, tokenizer, settings = ARCHITECTURES_OF_HEADS[architecture]
     backend, names = tokenizer()
     settings = dict(settings, vocab_size=backend.get_vocab_size(), **(extra or {}))
     config = getattr(transformers, f"{family}Config")(**settings)
@@ -138,7 +144,7 @@ def save_base(directory, architecture, seed, head=None, extra=None, dtype=torch.
     backend.save(str(Path(directory) / "tokenizer.json"))
     limit = POSITIONS - (2 if "roberta" in architecture or architecture == "mpnet" else 0)
     kind = "PreTrainedTokenizerFast"
-    inputs = ["input_ids", "attention_mask"] + (["token_type_ids"] if architecture == "bert" else [])
+    inputs = ["input_ids", "attention_mask"] + (["token_type_ids"] if architecture in ("bert", TYPED) else [])
     write_json(Path(directory) / "tokenizer_config.json", dict(
         names, tokenizer_class=kind, model_max_length=limit, model_input_names=inputs))
 
@@ -275,6 +281,7 @@ def main(root, default_directory):
         "cross-roberta-old": ("roberta", dict(
             num_labels=1, sbert_ce_default_activation_function="torch.nn.modules.activation.Tanh")),
         "cross-two-labels": ("bert", dict(num_labels=2)),
+        "cross-xlm-roberta-typed": (TYPED, dict(num_labels=1)),
     }
     for number, (name, (architecture, extra)) in enumerate(heads.items()):
         dtype = torch.float32 if number < 3 else torch.float16

@@ -60,7 +60,7 @@ fn observation(n: usize) -> Value {
 async fn saves() {
     const RATE: usize = 10_000;
     const SECONDS: usize = 10;
-    const CONNECTIONS: usize = 128;
+    const CONNECTIONS: usize = 256;
     let stub = Stub::start(Duration::from_millis(50)).await;
     let program = Program::serve(&remote_config(&stub), &["--no-embeddings"]).await;
     let start = Instant::now() + Duration::from_millis(100);

@@ -9,6 +9,8 @@ use axum::extract::State;
 use axum::response::IntoResponse;
 use axum::routing::post;
 use axum::{Json, Router};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -29,6 +31,7 @@ struct Inner {
 #[derive(Deserialize)]
 struct EmbeddingRequest {
     input: Vec<String>,
+    encoding_format: String,
 }
 
 impl Stub {
@@ -72,23 +75,22 @@ async fn embeddings(
     State(stub): State<Arc<Inner>>,
     Json(request): Json<EmbeddingRequest>,
 ) -> impl IntoResponse {
+    assert_eq!(request.encoding_format, "base64");
     stub.calls.fetch_add(1, Ordering::Relaxed);
     stub.texts.fetch_add(request.input.len(), Ordering::Relaxed);
     tokio::time::sleep(stub.delay).await;
-    let mut body = String::with_capacity(request.input.len() * WIDTH * 4);
+    let mut body = String::with_capacity(request.input.len() * WIDTH * 6);
     body.push_str("{\"data\":[");
     for (index, text) in request.input.iter().enumerate() {
         let comma = if index > 0 { "," } else { "" };
-        body.push_str(&format!("{comma}{{\"index\":{index},\"embedding\":["));
+        body.push_str(&format!("{comma}{{\"index\":{index},\"embedding\":\""));
         let mut random = fastrand::Rng::with_seed(
             text.bytes()
                 .fold(7, |hash, b| hash * 31 % 1_000_003 + u64::from(b)),
         );
-        for n in 0..WIDTH {
-            body.push_str(if n > 0 { ",0." } else { "0." });
-            body.push_str(&random.u16(1..1000).to_string());
-        }
-        body.push_str("]}");
+        let numbers: Vec<u8> = (0..WIDTH).flat_map(|_| random.f32().to_le_bytes()).collect();
+        STANDARD.encode_string(numbers, &mut body);
+        body.push_str("\"}");
     }
     body.push_str("]}");
     ([("content-type", "application/json")], body)

@@ -83,7 +83,8 @@ impl TextTokenizer {
             Some("left") => TruncationDirection::Left,
             _ => TruncationDirection::Right,
         };
-        let typed = encoder.architecture == Architecture::Bert && encoder.token_types > 1;
+        // A tokenizer whose encoder knows no types calls all tokens of type 0.
+        let typed = encoder.token_types > 1;
         Ok(Self {
             tokenizer,
             max_tokens,

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, Role};
 use ragstone_providers::embedding::{Backend, EmbedderSettings, create};
 use ragstone_providers::http::Policy;
@@ -198,6 +200,30 @@ async fn nothing_to_embed_asks_nobody() {
     assert!(server.seen().is_empty());
 }
 
+/// As the API answers where it is asked for base64; many services know nothing but lists.
+#[tokio::test]
+async fn vectors_are_asked_for_in_base64_and_read_in_both_forms() {
+    let server = TestServer::start(|seen, number| {
+        assert_eq!(seen.json()["encoding_format"], "base64");
+        let mut answer = openai_answer(seen);
+        if number == 0 {
+            for item in answer["data"].as_array_mut().unwrap() {
+                let numbers: Vec<f32> = serde_json::from_value(item["embedding"].clone()).unwrap();
+                let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+                item["embedding"] = STANDARD.encode(bytes).into();
+            }
+        }
+        Reply::json(answer)
+    })
+    .await;
+    let embedder = embedder(Backend::OpenAi, &server.url, quick());
+    for _ in 0..2 {
+        let done = embed(&embedder, &["a", "bcd"]).await.unwrap();
+        assert_eq!(done[0].vector, vector_of("a"));
+        assert_eq!(done[1].vector, vector_of("bcd"));
+    }
+}
+
 #[tokio::test]
 async fn a_shuffled_answer_is_put_in_order() {
     let server = TestServer::start(|seen, _| {
@@ -227,6 +253,14 @@ async fn answers_that_cannot_be_right_are_refused() {
             "2 numbers where 4",
         ),
         (json!({"data": [item(0, good())]}), "1 vectors for 2 texts"),
+        (
+            json!({"data": [item(0, json!("not base64!")), item(1, good())]}),
+            "not the JSON",
+        ),
+        (
+            json!({"data": [item(0, json!("AAAAAAA=")), item(1, good())]}),
+            "not of 32-bit numbers",
+        ),
         (json!({"data": [item(0, good()), item(0, good())]}), "twice"),
         (json!({"data": [item(0, good()), item(7, good())]}), "index 7"),
         (

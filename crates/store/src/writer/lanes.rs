@@ -18,6 +18,8 @@ const PATIENCE: Duration = Duration::from_millis(100);
 pub(super) struct Lanes<T> {
     small: VecDeque<(usize, T)>,
     large: VecDeque<(usize, Instant, T)>,
+    /// When the last small one came.
+    last_small: Option<Instant>,
 }
 
 /// What is committed together.
@@ -31,6 +33,7 @@ impl<T> Default for Lanes<T> {
         Self {
             small: VecDeque::new(),
             large: VecDeque::new(),
+            last_small: None,
         }
     }
 }
@@ -39,6 +42,7 @@ impl<T> Lanes<T> {
     pub(super) fn push(&mut self, bytes: usize, job: T, now: Instant) {
         if bytes <= SMALL_BYTES {
             self.small.push_back((bytes, job));
+            self.last_small = Some(now);
         } else {
             self.large.push_back((bytes, now, job));
         }
@@ -48,21 +52,20 @@ impl<T> Lanes<T> {
         self.small.is_empty() && self.large.is_empty()
     }
 
-    /// Small writes, as many as fit. Large ones, as many as fit, where no small one waits; else at
-    /// most one, when it is time.
+    /// Small writes, as many as fit. A large one, where no small one waits or when it is time; more
+    /// of them only if no small one has come lately: whoever writes little and often has just been
+    /// answered and is about to write again.
     pub(super) fn next(&mut self, now: Instant) -> Batch<T> {
         let mut batch = Batch {
             jobs: Vec::new(),
             bytes: 0,
         };
-        let overdue = self
-            .large
-            .front()
-            .is_some_and(|(_, since, _)| now.saturating_duration_since(*since) >= PATIENCE);
-        let mut large = match (self.small.is_empty(), overdue) {
-            (true, _) => usize::MAX,
-            (false, true) => 1,
-            (false, false) => 0,
+        let is_long_ago = |since: &Instant| now.saturating_duration_since(*since) >= PATIENCE;
+        let overdue = self.large.front().is_some_and(|(_, since, _)| is_long_ago(since));
+        let mut large = if self.small.is_empty() && self.last_small.as_ref().is_none_or(is_long_ago) {
+            usize::MAX
+        } else {
+            usize::from(self.small.is_empty() || overdue)
         };
         while batch.has_room() {
             let next = if let Some(small) = self.small.pop_front() {
@@ -111,6 +114,19 @@ mod tests {
         assert_eq!(lanes.next(start + PATIENCE).jobs, ['e', 'A'], "one, in its turn");
         assert_eq!(lanes.next(start).jobs, ['C'], "at once where nothing small waits");
         assert!(lanes.is_empty());
+    }
+
+    #[test]
+    fn large_writes_go_one_by_one_while_small_ones_keep_coming() {
+        let start = Instant::now();
+        let mut lanes = lanes(&[(1, 'a'), (LARGE, 'B'), (LARGE, 'C'), (LARGE, 'D')], start);
+        assert_eq!(lanes.next(start).jobs, ['a']);
+        assert_eq!(
+            lanes.next(start).jobs,
+            ['B'],
+            "another small one may be about to come"
+        );
+        assert_eq!(lanes.next(start + PATIENCE).jobs, ['C', 'D']);
     }
 
     #[test]
