@@ -11,7 +11,7 @@ use tokenizers::utils::truncation::{
 use tokenizers::{Encoding, NormalizerWrapper, PostProcessor, Token, Tokenizer};
 
 use crate::encoder::Sequence;
-use crate::encoder::config::{Architecture, EncoderConfig};
+use crate::encoder::config::EncoderConfig;
 use crate::error::LoadError;
 use crate::files::{json_optional, read_required};
 

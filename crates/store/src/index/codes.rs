@@ -14,7 +14,7 @@
 
 use std::sync::Arc;
 
-use super::kernel::{Block, GROUP, LANES, Line, dot, estimate, hadamard};
+use super::kernel::{Block, GROUP, LANES, Line, dot, estimate, hadamard, prefetch};
 use super::vectors::CHUNK;
 
 /// A rotation of the space by sign flips and Hadamard transforms: quick, and without a matrix.
@@ -103,6 +103,8 @@ pub(crate) struct Codes {
     shifts: Vec<f32>,
     /// How far an estimate is off: one standard deviation, for a query at distance one from home.
     spreads: Vec<f32>,
+    /// At least the largest of them.
+    widest: f32,
 }
 
 impl Codes {
@@ -133,6 +135,7 @@ impl Codes {
             scales: vec![0.0; count.next_multiple_of(LANES)],
             shifts: vec![0.0; count.next_multiple_of(LANES)],
             spreads: vec![0.0; count.next_multiple_of(LANES)],
+            widest: 0.0,
         };
         for (at, rotated) in rotated_all.chunks_exact(dimensions).enumerate() {
             codes.set_rotated(at, rotated);
@@ -182,6 +185,15 @@ impl Codes {
         self.scales[at] = scale;
         self.shifts[at] = of_home;
         self.spreads[at] = spread;
+        self.widest = self.widest.max(spread);
+    }
+
+    /// Has what a scan reads first fetched from memory; the rest follows by itself.
+    pub(crate) fn prefetch(&self) {
+        prefetch(self.bits.get(..1024).unwrap_or(&self.bits));
+        prefetch(&self.centre);
+        prefetch(&self.scales);
+        prefetch(&self.shifts);
     }
 
     pub(crate) fn home(&self) -> &Arc<Vec<f32>> {
@@ -298,6 +310,11 @@ impl CodeQuery {
 
     pub(crate) fn is_for(&self, codes: &Codes) -> bool {
         Arc::ptr_eq(&self.home, &codes.home)
+    }
+
+    /// At least one standard deviation of any estimate in a chunk.
+    pub(crate) fn widest_spread(&self, codes: &Codes) -> f32 {
+        self.reach * codes.widest
     }
 
     /// One standard deviation of the estimate for a vector.

@@ -165,7 +165,7 @@ fn scan_codes(
         keep: depth(limit, candidates.slots.len()),
     };
     let chunks = vectors.chunks().len();
-    let estimated = if alone && candidates.total >= PARALLEL_VECTORS {
+    let mut estimated = if alone && candidates.total >= PARALLEL_VECTORS {
         let (mut first, second) = std::thread::scope(|scope| {
             let second = scope.spawn(|| scan.chunks(chunks / 2..chunks));
             let first = scan.chunks(0..chunks / 2);
@@ -176,12 +176,13 @@ fn scan_codes(
                     .unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
             )
         });
-        first.extend(second);
+        first.estimates.extend(second.estimates);
+        first.widest = first.widest.max(second.widest);
         first
     } else {
         scan.chunks(0..chunks)
     };
-    rescore(vectors, query, &code_queries, estimated, limit)
+    rescore(vectors, query, &code_queries, &mut estimated, limit)
 }
 
 fn prepared_for<'a>(codes: &Codes, queries: &'a [CodeQuery]) -> Option<&'a CodeQuery> {
@@ -212,6 +213,13 @@ struct Estimate {
     similarity: f32,
 }
 
+/// The best estimates of a scan, in no order.
+struct Scanned {
+    estimates: Vec<Estimate>,
+    /// At least the spread of each of them.
+    widest: f32,
+}
+
 struct Scan<'a> {
     vectors: &'a Vectors,
     query: &'a [f32],
@@ -222,12 +230,13 @@ struct Scan<'a> {
 }
 
 impl Scan<'_> {
-    /// The best estimates of some chunks, in no order.
-    fn chunks(&self, range: std::ops::Range<usize>) -> Vec<Estimate> {
+    fn chunks(&self, range: std::ops::Range<usize>) -> Scanned {
         let mut best: Vec<Estimate> = Vec::with_capacity(self.keep * 2 + LANES);
         let mut threshold = f32::NEG_INFINITY;
+        let mut widest = 0.0f32;
         let mut estimates = [0.0f32; LANES];
         for number in range {
+            self.vectors.prefetch_codes_after(number);
             let Some(chunk) = self.vectors.chunks().get(number) else {
                 break;
             };
@@ -239,6 +248,7 @@ impl Scan<'_> {
                 continue;
             };
             let line = query.line(codes);
+            widest = widest.max(query.widest_spread(codes));
             for block in 0..codes.blocks() {
                 let first = number * CHUNK + block * LANES;
                 let wanted = self.wanted(first);
@@ -262,7 +272,10 @@ impl Scan<'_> {
         if best.len() > self.keep {
             cut(&mut best, self.keep);
         }
-        best
+        Scanned {
+            estimates: best,
+            widest,
+        }
     }
 
     /// Which of the 32 slots from `first` on are candidates.
@@ -300,13 +313,17 @@ fn rescore(
     vectors: &Vectors,
     query: &[f32],
     code_queries: &[CodeQuery],
-    mut estimated: Vec<Estimate>,
+    scanned: &mut Scanned,
     limit: usize,
 ) -> Vec<Neighbour> {
+    let estimated = &mut scanned.estimates;
     estimated.sort_unstable_by(|a, b| b.similarity.total_cmp(&a.similarity));
     let in_bytes = ByteQuery::new(query);
     let mut best = Best::new(limit);
     for (at, estimate) in estimated.iter().enumerate() {
+        if estimate.similarity + SPREADS * scanned.widest < best.worst() {
+            break;
+        }
         if let Some(soon) = estimated.get(at + PREFETCH_AHEAD) {
             vectors.prefetch(soon.slot);
         }

@@ -38,7 +38,7 @@ pub(crate) fn prefetch<T>(vector: &[T]) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        for line in vector.chunks(64 / size_of::<T>().clamp(1, 64)) {
+        for line in vector.chunks((64 / size_of::<T>().max(1)).max(1)) {
             // SAFETY: a hint that reads nothing; the address is that of a slice besides.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
         }

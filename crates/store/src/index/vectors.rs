@@ -168,6 +168,20 @@ impl Vectors {
             .map_or(&[], |chunk| chunk.vector(slot % CHUNK, self.dimensions))
     }
 
+    /// Has fetched from memory what a scan that is at this chunk needs of the next ones: their
+    /// codes are found by way of two pointers, each of which is fetched a chunk earlier.
+    pub(crate) fn prefetch_codes_after(&self, chunk: usize) {
+        if let Some(far) = self.chunks.get(chunk + 3) {
+            prefetch(std::slice::from_ref(&**far));
+        }
+        if let Some(codes) = self.chunks.get(chunk + 2).and_then(|chunk| chunk.codes()) {
+            prefetch(std::slice::from_ref(codes));
+        }
+        if let Some(codes) = self.chunks.get(chunk + 1).and_then(|chunk| chunk.codes()) {
+            codes.prefetch();
+        }
+    }
+
     /// Has a vector's bytes fetched from memory, or the vector where it has none.
     pub(crate) fn prefetch(&self, slot: u32) {
         let chunk = self.chunks.get(slot as usize / CHUNK);

@@ -1,9 +1,11 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ragstone_core::model::ModelError;
 
 use super::support::*;
-use crate::memory::{BufferOptions, EmbeddingState, Kind, Ownership};
+use crate::memory::{Buffer, BufferOptions, EmbeddingState, Kind, Memory, Ownership};
 
 const SOON: Duration = Duration::from_secs(30);
 
@@ -173,6 +175,34 @@ async fn a_failed_batch_is_tried_again_after_a_pause() {
     assert_eq!(embedder.calls().len(), 3);
     assert_eq!(memory.status().await.unwrap().failed, 0);
     buffer.stop(SOON).await;
+}
+
+#[tokio::test]
+async fn a_store_that_takes_no_more_writes_does_not_have_the_provider_asked_again_and_again() {
+    let home = Home::new();
+    let embedder = StubEmbedder::gated();
+    let unhurried = BufferOptions {
+        ownership: Ownership::Exclusive,
+        first_pause: SOON,
+        max_pause: SOON,
+        ..quick()
+    };
+    let records = Arc::new(FrozenRecords {
+        records: home.records(),
+        frozen: AtomicBool::new(false),
+    });
+    let buffer = Buffer::start(records.clone(), home.store.clone(), embedder.clone(), unhurried);
+    let memory = Memory::with_embedding(records.clone(), home.store.clone(), buffer.clone());
+    memory.save(id("k"), knowledge("text")).await.unwrap();
+    embedder.called(1).await;
+    records.frozen.store(true, Ordering::Relaxed);
+    embedder.let_through(1000);
+    // Long enough for many rounds, were there no pause: the entry is still due.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(memory.status().await.unwrap().queued, 1);
+    // Rounds overlap: the next one may have begun before the failure was noted.
+    assert!(embedder.calls().len() <= 2, "{}", embedder.calls().len());
+    buffer.stop(Duration::ZERO).await;
 }
 
 #[tokio::test]

@@ -1,4 +1,5 @@
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use ragstone_core::collection::{Collection, CollectionName};
 use ragstone_core::document::{Document, DocumentId, Metadata};
 use ragstone_core::filter::Filter;
 use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, ModelIdentity, ModelInfo, Role};
-use ragstone_core::records::Records;
+use ragstone_core::records::{Applied, Millis, Record, RecordChange, RecordCounts, RecordRange, Records};
 use ragstone_core::store::{
     DocumentBatch, DocumentPage, MetadataUpdate, MovedDocument, MovedPage, MovedRange, Page, SearchOutcome,
     SearchRequest, Selection, Store, StoreError, StoreHealth,
@@ -252,6 +253,43 @@ pub(super) async fn until_status(memory: &Memory, expected: impl Fn(MemoryStatus
 }
 
 /// A store in which searches meet, or fail.
+/// Records that can be read and, from some moment on, not written.
+pub(super) struct FrozenRecords {
+    pub(super) records: Arc<dyn Records>,
+    pub(super) frozen: AtomicBool,
+}
+
+#[async_trait]
+impl Records for FrozenRecords {
+    async fn apply(&self, changes: Vec<RecordChange>) -> Result<Vec<Applied>, StoreError> {
+        if self.frozen.load(Ordering::Relaxed) {
+            return Err(StoreError::Failed("the disk is gone".into()));
+        }
+        self.records.apply(changes).await
+    }
+    async fn get(&self, kind: &str, keys: &[String]) -> Result<Vec<Record>, StoreError> {
+        self.records.get(kind, keys).await
+    }
+    async fn list(&self, kind: &str, range: RecordRange) -> Result<Vec<Record>, StoreError> {
+        self.records.list(kind, range).await
+    }
+    async fn counts(&self, kind: &str) -> Result<RecordCounts, StoreError> {
+        self.records.counts(kind).await
+    }
+    async fn due(&self, kind: &str, limit: usize, now: Millis) -> Result<Vec<Record>, StoreError> {
+        self.records.due(kind, limit, now).await
+    }
+    async fn claim(
+        &self,
+        kind: &str,
+        limit: usize,
+        now: Millis,
+        lease_until: Millis,
+    ) -> Result<Vec<Record>, StoreError> {
+        self.records.claim(kind, limit, now, lease_until).await
+    }
+}
+
 pub(super) struct WatchedStore {
     pub(super) inner: Arc<SqliteStore>,
     /// Every search waits here until as many are under way as the barrier wants.
