@@ -231,7 +231,7 @@ async fn metadata_updates_are_checked() {
     ] {
         server.put("/collections/c/metadata", body).await.refused(400);
     }
-    for merge in ["maybe", "2", "TRUE "] {
+    for merge in ["maybe", "2", "TRUE ", ""] {
         let detail = server
             .put(
                 &format!("/collections/c/metadata?merge={merge}"),

@@ -118,6 +118,41 @@ async fn malformed_bodies_are_400() {
 }
 
 /// Unknown fields and query parameters are ignored, and a content type is not asked for.
+/// A list could be read as the fields of an object in the order of their declaration.
+#[tokio::test]
+async fn lists_are_not_taken_for_objects() {
+    let server = plain().await;
+    server.create("c").await;
+    let document = json!({"id": "d", "text": "t", "embedding": [1, 0]});
+    for (path, body) in [
+        ("/collections", json!([null, "by-place", null, null, {"a": 1}])),
+        ("/collections", json!([])),
+        ("/collections", json!(5)),
+        ("/collections/c/documents", json!([null, [document.clone()]])),
+        (
+            "/collections/c/documents",
+            json!({"documents": [["d", "t", null, [1, 0]]]}),
+        ),
+        ("/collections/c/import", json!([[document]])),
+        ("/api/collections", json!(["local", "by-place", null, null, null])),
+        ("/query", json!(["c", null, null, null, [1, 0]])),
+        ("/rerank", json!(["q", [{"id": "a", "text": "b"}], null])),
+        ("/rerank", json!({"query": "q", "documents": [["a", "b"]]})),
+        ("/embeddings", json!(["kb", [["a", "x", "h", null]], null])),
+        (
+            "/collections/c/ingest",
+            json!({"documents": [["a.md", "by place", null, null, null]]}),
+        ),
+    ] {
+        let detail = server.post(path, body.clone()).await.refused(400);
+        assert!(detail.contains("object"), "{path} {body}: {detail}");
+        assert!(!detail.contains("struct"), "{path} {body}: {detail}");
+    }
+    let left = server.get("/collections").await.ok();
+    assert_eq!(left["collections"].as_array().map(Vec::len), Some(1), "{left}");
+    assert_eq!(left["collections"][0]["count"], 0);
+}
+
 #[tokio::test]
 async fn what_is_not_known_is_ignored() {
     let server = plain().await;

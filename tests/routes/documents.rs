@@ -19,6 +19,11 @@ async fn pages_are_in_insertion_order_and_total_is_true() {
         ("limit=0", &[]),
         ("limit=0&offset=3", &[]),
         ("limit=1000000000000", &["d0", "d1", "d2", "d3", "d4", "d5", "d6"]),
+        (
+            "limit=99999999999999999999",
+            &["d0", "d1", "d2", "d3", "d4", "d5", "d6"],
+        ),
+        ("limit=3&offset=99999999999999999999", &[]),
         ("limit=2&limit=1", &["d0"]),
     ] {
         let page = server
@@ -67,7 +72,6 @@ async fn wrong_numbers_are_refused_by_name() {
         ("limit=ten", "'limit'"),
         ("limit=1.5", "'limit'"),
         ("limit=", "'limit'"),
-        ("limit=99999999999999999999999", "'limit'"),
         ("offset=-1", "'offset'"),
         ("offset=x", "'offset'"),
     ] {

@@ -104,6 +104,9 @@ async fn what_is_unclear_deletes_nothing() {
         json!({"where": ["n"]}),
         json!({"where": {"n": {"$regex": "x"}}}),
         json!({"where": {"$and": []}}),
+        json!({"where": {"$and": [{}]}}),
+        json!({"where": {"$or": [{"n": 1}, {}]}}),
+        json!({"where": {"$not": {"$not": {}}}}),
     ] {
         let detail = server.delete_with(PATH, body.clone()).await.refused(400);
         assert!(detail.len() > 10, "{body}: {detail}");

@@ -63,8 +63,24 @@ impl Filter {
         Self::All(Vec::new())
     }
 
+    /// Whether every document passes, whatever its metadata.
     pub fn is_everything(&self) -> bool {
-        matches!(self, Self::All(parts) if parts.is_empty())
+        match self {
+            Self::All(parts) => parts.iter().all(Self::is_everything),
+            Self::Any(parts) => parts.iter().any(Self::is_everything),
+            Self::Not(part) => part.is_nothing(),
+            Self::Field { .. } => false,
+        }
+    }
+
+    /// Whether no document passes, whatever its metadata.
+    fn is_nothing(&self) -> bool {
+        match self {
+            Self::All(parts) => parts.iter().any(Self::is_nothing),
+            Self::Any(parts) => parts.iter().all(Self::is_nothing),
+            Self::Not(part) => part.is_everything(),
+            Self::Field { .. } => false,
+        }
     }
 
     /// Documents whose field equals a scalar, or has it as an element.

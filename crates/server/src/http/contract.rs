@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::error::{ApiError, ErrorBody};
-use super::extract::LargeJsonBody;
+use super::extract::{JsonBody, optional_objects};
 use super::state::AppState;
 
 #[derive(Deserialize, ToSchema)]
@@ -17,6 +17,7 @@ use super::state::AppState;
 pub(super) struct EmbeddingsBody {
     #[schema(required = true)]
     knowledgebase_id: Option<String>,
+    #[serde(default, deserialize_with = "optional_objects")]
     #[schema(required = true, nullable = false)]
     chunks: Option<Vec<ChunkBody>>,
     /// The id of a loaded model; the first one when absent.
@@ -78,7 +79,7 @@ pub(super) struct SkippedBody {
 )]
 pub(super) async fn embeddings(
     State(state): State<AppState>,
-    LargeJsonBody(body): LargeJsonBody<EmbeddingsBody>,
+    JsonBody(body): JsonBody<EmbeddingsBody>,
 ) -> Result<Json<EmbeddingsAnswer>, ApiError> {
     if body
         .knowledgebase_id

@@ -14,7 +14,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::error::{ApiError, ErrorBody};
-use super::extract::{CollectionPath, DocumentPath, JsonBody, LargeJsonBody, Params};
+use super::extract::{AnyJsonBody, CollectionPath, DocumentPath, LargeJsonBody, Params};
 use super::state::{AppState, Limits};
 
 const DEFAULT_LIMIT: u64 = 100;
@@ -291,7 +291,7 @@ impl DocumentsDeleted {
 pub(super) async fn delete(
     State(state): State<AppState>,
     CollectionPath(name): CollectionPath,
-    JsonBody(body): JsonBody<DeleteDocuments>,
+    AnyJsonBody(body): AnyJsonBody<DeleteDocuments>,
 ) -> Result<Json<DocumentsDeleted>, ApiError> {
     let count = state
         .service

@@ -1,11 +1,16 @@
 //! Reading requests: bodies, paths and query strings, with refusals that name what is wrong.
 
+use std::fmt;
+use std::marker::PhantomData;
+
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use ragstone_core::collection::CollectionName;
 use ragstone_core::error::InvalidInput;
-use serde::de::DeserializeOwned;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{DeserializeOwned, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::error::ApiError;
@@ -14,10 +19,66 @@ use super::state::AppState;
 /// Above this size a body is parsed off the async threads.
 const PARSE_INLINE: usize = 64 * 1024;
 
-/// A JSON body of at most the ordinary size, whatever its content type says.
+/// Something with named fields that must be a JSON object. Without this a list would do as well,
+/// its elements taken for the fields in the order of their declaration.
+struct Object<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
+            type Value = T;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a JSON object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<T, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(fields))
+            }
+        }
+
+        deserializer.deserialize_map(Fields(PhantomData)).map(Self)
+    }
+}
+
+/// A list of objects, for fields of bodies.
+pub(super) fn objects<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    let list = Vec::<Object<T>>::deserialize(deserializer)?;
+    Ok(list.into_iter().map(|Object(one)| one).collect())
+}
+
+/// The same for a field that may be null; one that may be absent also needs `default`.
+pub(super) fn optional_objects<'de, D, T>(deserializer: D) -> Result<Option<Vec<T>>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    let list = Option::<Vec<Object<T>>>::deserialize(deserializer)?;
+    Ok(list.map(|list| list.into_iter().map(|Object(one)| one).collect()))
+}
+
+/// A JSON object of at most the ordinary size, whatever its content type says.
 pub(super) struct JsonBody<T>(pub T);
 
 impl<T: DeserializeOwned + Send + 'static> FromRequest<AppState> for JsonBody<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
+        let bytes = read_body(request, state.limits.body_bytes, state).await?;
+        parse_json(bytes).await.map(|Object(body)| Self(body))
+    }
+}
+
+/// The same for a body that may be anything its type can be read from.
+pub(super) struct AnyJsonBody<T>(pub T);
+
+impl<T: DeserializeOwned + Send + 'static> FromRequest<AppState> for AnyJsonBody<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
@@ -26,7 +87,7 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<AppState> for JsonBody<T>
     }
 }
 
-/// A JSON body that brings documents and may be much larger. Large bodies share a budget, so that
+/// A JSON object that brings documents and may be much larger. Large bodies share a budget, so that
 /// many at once cannot take all memory.
 pub(super) struct LargeJsonBody<T>(pub T);
 
@@ -35,7 +96,7 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<AppState> for LargeJsonBo
 
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
         let (bytes, _budget) = read_large(request, state).await?;
-        parse_json(bytes).await.map(Self)
+        parse_json(bytes).await.map(|Object(body)| Self(body))
     }
 }
 
@@ -48,7 +109,7 @@ pub(super) struct LargeBody {
 
 impl LargeBody {
     pub(super) async fn json<T: DeserializeOwned + Send + 'static>(&self) -> Result<T, ApiError> {
-        parse_json(self.bytes.clone()).await
+        parse_json(self.bytes.clone()).await.map(|Object(body)| body)
     }
 }
 
@@ -217,7 +278,12 @@ impl Params {
         let Some(text) = self.get(name) else {
             return Ok(default);
         };
-        text.trim().parse().map_err(|_| {
+        let text = text.trim();
+        if text.len() > 1 && text.bytes().all(|b| b.is_ascii_digit()) {
+            // More than can be counted is as good as the most that can be.
+            return Ok(text.parse().unwrap_or(u64::MAX));
+        }
+        text.parse().map_err(|_| {
             InvalidInput::new(format!(
                 "Query parameter '{name}' must be a whole number, zero or more, not {:?}",
                 ragstone_core::collection::shorten(text)
@@ -227,7 +293,7 @@ impl Params {
 
     pub(super) fn flag(&self, name: &str) -> Result<Option<bool>, InvalidInput> {
         match self.get(name) {
-            None | Some("") => Ok(None),
+            None => Ok(None),
             Some("true" | "1") => Ok(Some(true)),
             Some("false" | "0") => Ok(Some(false)),
             Some(other) => Err(InvalidInput::new(format!(

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::error::{ApiError, ErrorBody};
-use super::extract::{CollectionPath, LargeBody, Params, PathText};
+use super::extract::{CollectionPath, LargeBody, Params, PathText, optional_objects};
 use super::state::AppState;
 
 const MAX_ITEMS: usize = 10_000;
@@ -24,6 +24,7 @@ const MAX_ITEMS: usize = 10_000;
 #[derive(Deserialize, ToSchema)]
 #[schema(example = json!({"documents": [{"name": "guide.md", "content": "# Guide\n\nOpen the dome at dusk."}]}))]
 pub(super) struct IngestBody {
+    #[serde(default, deserialize_with = "optional_objects")]
     #[schema(required = true)]
     documents: Option<Vec<IngestDocument>>,
     /// The largest chunk, in tokens of the collection's model.

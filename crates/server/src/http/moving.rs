@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::error::{ApiError, ErrorBody};
-use super::extract::{CollectionPath, LargeJsonBody, Params};
+use super::extract::{CollectionPath, LargeJsonBody, Params, objects};
 use super::state::AppState;
 
 #[derive(Serialize)]
@@ -119,6 +119,7 @@ pub(super) async fn export(
 
 #[derive(Deserialize, ToSchema)]
 pub(super) struct ImportDocuments {
+    #[serde(deserialize_with = "objects")]
     #[schema(value_type = Vec<MovedDocumentBody>)]
     documents: Vec<DocumentLine<'static>>,
 }

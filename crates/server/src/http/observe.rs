@@ -98,11 +98,24 @@ pub(super) fn describe_common_errors(api: &mut OpenApi) {
             "The service cannot answer now; see Retry-After",
         ),
     ];
+    let too_large = (
+        StatusCode::PAYLOAD_TOO_LARGE,
+        "The request body is larger than allowed",
+    );
+    let bad_request = (
+        StatusCode::BAD_REQUEST,
+        "The request is not as it has to be; the detail says what to change",
+    );
     const OPEN: [&str; 3] = ["/health", "/livez", "/readyz"];
     for (path, item) in &mut api.paths.paths {
         let operations = [&mut item.get, &mut item.post, &mut item.put, &mut item.delete];
         for operation in operations.into_iter().flatten() {
-            for (status, description) in common {
+            let has_body = operation.request_body.is_some();
+            let of_some = [
+                has_body.then_some(too_large),
+                (has_body || path.contains('{')).then_some(bad_request),
+            ];
+            for (status, description) in common.into_iter().chain(of_some.into_iter().flatten()) {
                 if status == StatusCode::UNAUTHORIZED && OPEN.contains(&path.as_str()) {
                     continue;
                 }

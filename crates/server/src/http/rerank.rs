@@ -8,7 +8,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::error::{ApiError, ErrorBody};
-use super::extract::JsonBody;
+use super::extract::{JsonBody, objects};
 use super::state::AppState;
 
 #[derive(Deserialize, ToSchema)]
@@ -16,6 +16,7 @@ use super::state::AppState;
     {"id": "a", "text": "Logs are kept for 30 days."}, {"id": "b", "text": "The door is blue."}]}))]
 pub(super) struct RerankBody {
     query: String,
+    #[serde(deserialize_with = "objects")]
     documents: Vec<RerankDocument>,
     /// Return only this many; all unless given.
     top_k: Option<i64>,

@@ -9,7 +9,7 @@ use super::super::documents::{
     filter_and_page, no_collection_to_read_values_of, required_field,
 };
 use super::super::error::{ApiError, ErrorBody};
-use super::super::extract::{CollectionPath, JsonBody, LargeJsonBody, Params};
+use super::super::extract::{AnyJsonBody, CollectionPath, LargeJsonBody, Params};
 use super::super::state::AppState;
 use super::{named, named_by_params};
 
@@ -87,7 +87,7 @@ pub(crate) async fn delete(
     State(state): State<AppState>,
     CollectionPath(name): CollectionPath,
     params: Params,
-    JsonBody(body): JsonBody<DeleteDocuments>,
+    AnyJsonBody(body): AnyJsonBody<DeleteDocuments>,
 ) -> Result<Json<DocumentsDeleted>, ApiError> {
     let service = named_by_params(&state, &params)?;
     let count = service.backend.delete_documents(&name, body.selection()?).await?;
