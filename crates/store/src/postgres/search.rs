@@ -8,7 +8,6 @@ use ragstone_core::analysis::analyze_query;
 use ragstone_core::fusion::{RankTrail, StageRank, fuse};
 use ragstone_core::store::{SearchHit, SearchOutcome, SearchRequest};
 use ragstone_core::vector::normalise;
-use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::Thresholds;
@@ -55,7 +54,8 @@ pub(super) async fn search(
             thresholds,
             vector: vector.as_deref(),
         };
-        hits = search.hits(&mut clock).await?;
+        let ranked = search.rank(&mut clock).await?;
+        hits = clock.time_async("fetch", search.fetch(ranked)).await?;
     }
     Ok(SearchOutcome {
         hits,
@@ -90,26 +90,23 @@ struct Search<'a> {
     vector: Option<&'a [f32]>,
 }
 
-/// What is read of the documents that are nearest. All of them at once saves a way to the server
-/// and back, where nothing else has a say in which they are.
-#[derive(Clone, Copy)]
-enum Wanted {
-    Places,
-    Documents,
-}
-
 impl Search<'_> {
-    async fn hits(&self, clock: &mut StageClock) -> Result<Vec<SearchHit>> {
+    async fn rank(&self, clock: &mut StageClock) -> Result<Vec<Ranked>> {
         let limit = self.request.limit;
-        let ranked = match (self.vector, &self.request.text) {
+        match (self.vector, &self.request.text) {
             (Some(vector), None) => {
-                let rows = self.nearest(vector, limit, Wanted::Documents);
-                let rows = clock.time_async("dense", rows).await?;
-                return clock.time("fetch", || self.read_nearest(&rows));
+                let found = clock.time_async("dense", self.dense(vector, limit)).await?;
+                Ok(only(found, |stage| RankTrail {
+                    dense: Some(stage),
+                    ..RankTrail::default()
+                }))
             }
             (None, Some(text)) => {
                 let found = clock.time_async("keyword", self.keyword(text, limit)).await?;
-                by_keyword_only(found)
+                Ok(only(found, |stage| RankTrail {
+                    keyword: Some(stage),
+                    ..RankTrail::default()
+                }))
             }
             (Some(vector), Some(text)) => {
                 let depth = fusion_depth(limit);
@@ -117,59 +114,24 @@ impl Search<'_> {
                 let keyword = clock.time_async("keyword", self.keyword(text, depth)).await?;
                 let fused = clock.time("fusion", || fuse(&dense, &keyword, self.request.weights));
                 let ranked = fused.into_iter().take(limit);
-                ranked.map(|(place, trail)| Ranked { place, trail }).collect()
+                Ok(ranked.map(|(place, trail)| Ranked { place, trail }).collect())
             }
-            (None, None) => Vec::new(),
-        };
-        clock.time_async("fetch", self.fetch(ranked)).await
-    }
-
-    async fn dense(&self, vector: &[f32], limit: usize) -> Result<Vec<Scored>> {
-        let rows = self.nearest(vector, limit, Wanted::Places).await?;
-        self.near_enough(&rows)
-            .map(|found| {
-                let (row, similarity) = found?;
-                Ok((row.try_get(0)?, dense_score(similarity)))
-            })
-            .collect()
-    }
-
-    async fn nearest(&self, vector: &[f32], limit: usize, wanted: Wanted) -> Result<Vec<Row>> {
-        match self.index_to_use().await? {
-            Some(index) => self.nearest_by_index(vector, limit, index, wanted).await,
-            None => self.nearest_of_all(vector, limit, wanted).await,
+            (None, None) => Ok(Vec::new()),
         }
     }
 
-    /// The rows that are within the distance asked for, with their similarity.
-    fn near_enough<'r>(&self, rows: &'r [Row]) -> impl Iterator<Item = Result<(&'r Row, f32)>> {
-        let farthest = self.request.max_distance.unwrap_or(f32::INFINITY);
-        rows.iter()
-            .map(|row| Ok((row, similarity(row.try_get(1)?))))
-            .filter(move |found| {
-                found
-                    .as_ref()
-                    .map_or(true, |(_, near)| distance(*near) <= farthest)
-            })
-    }
-
-    fn read_nearest(&self, rows: &[Row]) -> Result<Vec<SearchHit>> {
-        let hit = |(number, found): (usize, Result<(&Row, f32)>)| {
-            let (row, similarity) = found?;
-            let stage = StageRank {
-                rank: number + 1,
-                score: dense_score(similarity),
-            };
-            Ok(SearchHit {
-                document: read_document(row, 2)?,
-                distance: Some(distance(similarity)),
-                trail: RankTrail {
-                    dense: Some(stage),
-                    ..RankTrail::default()
-                },
-            })
+    async fn dense(&self, vector: &[f32], limit: usize) -> Result<Vec<Scored>> {
+        let mut found = match self.index_to_use().await? {
+            Some(index) => self.nearest_by_index(vector, limit, index).await?,
+            None => self.nearest_of_all(vector, limit).await?,
         };
-        self.near_enough(rows).enumerate().map(hit).collect()
+        if let Some(farthest) = self.request.max_distance {
+            found.retain(|(_, similarity)| distance(*similarity) <= farthest);
+        }
+        Ok(found
+            .into_iter()
+            .map(|(place, similarity)| (place, dense_score(similarity)))
+            .collect())
     }
 
     /// The index, where it is worth to go through it.
@@ -196,31 +158,15 @@ impl Search<'_> {
     }
 
     /// Looks at every document that matches.
-    async fn nearest_of_all(&self, vector: &[f32], limit: usize, wanted: Wanted) -> Result<Vec<Row>> {
+    async fn nearest_of_all(&self, vector: &[f32], limit: usize) -> Result<Vec<(i64, f32)>> {
         let mut nearest = Statement::new("WITH found AS MATERIALIZED (SELECT place, embedding <#> ");
         nearest
             .bind(vector.to_vec(), Type::FLOAT4_ARRAY)
             .push(&format!("::vector AS far FROM {} WHERE ", self.table))
             .filter(&self.request.filter)
-            .push(")");
-        self.finish_nearest(&mut nearest, limit, wanted);
-        self.session.query(&nearest).await
-    }
-
-    /// Puts what was found in order, and adds what is wanted of it.
-    fn finish_nearest(&self, nearest: &mut Statement, limit: usize, wanted: Wanted) {
-        match wanted {
-            Wanted::Places => nearest
-                .push(" SELECT place, far FROM found ORDER BY far, place")
-                .limit(limit),
-            Wanted::Documents => nearest
-                .push(", best AS (SELECT place, far FROM found ORDER BY far, place")
-                .limit(limit)
-                .push(&format!(
-                    ") SELECT place, far, id, metadata, body FROM best JOIN {} USING (place) ORDER BY far, place",
-                    self.table
-                )),
-        };
+            .push(") SELECT place, far FROM found ORDER BY far, place")
+            .limit(limit);
+        self.read_nearest(&nearest).await
     }
 
     /// Walks through the index until enough documents match. The walk is only roughly in order.
@@ -229,8 +175,7 @@ impl Search<'_> {
         vector: &[f32],
         limit: usize,
         index: IndexKind,
-        wanted: Wanted,
-    ) -> Result<Vec<Row>> {
+    ) -> Result<Vec<(i64, f32)>> {
         let mut nearest = Statement::default();
         let near = nearest.remember(vector.to_vec(), Type::FLOAT4_ARRAY);
         let near = format!("{near}::vector");
@@ -246,15 +191,22 @@ impl Search<'_> {
                 index.expression(&near)
             ))
             .limit(limit.saturating_mul(OVERSAMPLE))
-            .push(")");
-        self.finish_nearest(&mut nearest, limit, wanted);
-        let found = self.session.query(&nearest).await?;
+            .push(") SELECT place, far FROM found ORDER BY far, place")
+            .limit(limit);
+        let found = self.read_nearest(&nearest).await?;
         let possible = usize::try_from(self.view.collection.count).unwrap_or(usize::MAX);
         if found.len() < limit.min(possible) {
             // It gave up on the way, or so few match: only a look at all of them can tell.
-            return self.nearest_of_all(vector, limit, wanted).await;
+            return self.nearest_of_all(vector, limit).await;
         }
         Ok(found)
+    }
+
+    async fn read_nearest(&self, statement: &Statement) -> Result<Vec<(i64, f32)>> {
+        let rows = self.session.query(statement).await?;
+        rows.iter()
+            .map(|row| Ok((row.try_get(0)?, similarity(row.try_get(1)?))))
+            .collect()
     }
 
     /// BM25 with the constants of the embedded store. How often a word is in a document is what
@@ -357,21 +309,18 @@ impl Search<'_> {
     }
 }
 
-fn by_keyword_only(found: Vec<Scored>) -> Vec<Ranked> {
-    let ranked = found.into_iter().enumerate().map(|(number, (place, score))| {
-        let stage = StageRank {
-            rank: number + 1,
-            score,
-        };
-        Ranked {
+fn only(found: Vec<Scored>, trail: impl Fn(StageRank) -> RankTrail) -> Vec<Ranked> {
+    found
+        .into_iter()
+        .enumerate()
+        .map(|(number, (place, score))| Ranked {
             place,
-            trail: RankTrail {
-                keyword: Some(stage),
-                ..RankTrail::default()
-            },
-        }
-    });
-    ranked.collect()
+            trail: trail(StageRank {
+                rank: number + 1,
+                score,
+            }),
+        })
+        .collect()
 }
 
 /// pgvector orders by the negative inner product.
