@@ -135,6 +135,10 @@ async fn lists_are_not_taken_for_objects() {
         ),
         ("/collections/c/import", json!([[document]])),
         ("/api/collections", json!(["local", "by-place", null, null, null])),
+        (
+            "/api/rag/collect",
+            json!({"user_message": "q", "collections": [["local", "c"]]}),
+        ),
         ("/query", json!(["c", null, null, null, [1, 0]])),
         ("/rerank", json!(["q", [{"id": "a", "text": "b"}], null])),
         ("/rerank", json!({"query": "q", "documents": [["a", "b"]]})),

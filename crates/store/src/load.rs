@@ -168,6 +168,8 @@ fn load_fields(database: &Path) -> Result<HashMap<i64, Fields>> {
 /// The keyword index of every collection. Threads share the rows, and make segments of their own.
 fn load_keywords(database: &Path, newest: i64) -> Result<HashMap<i64, KeywordIndex>> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from) as i64;
+    // No more than make full segments: many small ones would make every search slower.
+    let threads = threads.min(newest / MAX_DOCUMENTS as i64 + 1);
     let share = newest / threads + 1;
     let parts = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)

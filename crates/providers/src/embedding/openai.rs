@@ -65,8 +65,8 @@ struct Item {
     embedding: Vec<f32>,
 }
 
-/// The numbers of a vector: in base64, as they are asked for, because that is a third as long and
-/// far quicker to read, or as a list, from a service that knows nothing else.
+/// The numbers of a vector: in base64, as they are asked for, because that is less than half as
+/// long and far quicker to read, or as a list, from a service that knows nothing else.
 fn numbers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f32>, D::Error> {
     struct Numbers;
 

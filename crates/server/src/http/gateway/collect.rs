@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 
 use super::super::documents::DocumentBody;
 use super::super::error::{ApiError, ErrorBody};
-use super::super::extract::JsonBody;
+use super::super::extract::{JsonBody, objects};
 use super::super::query::{ExpandBody, MAX_COLLECTIONS, check_top_k};
 use super::super::state::AppState;
 use super::named;
@@ -34,6 +34,7 @@ pub(crate) struct CollectBody {
     topic: Option<String>,
     /// With it the server keeps the topic itself, and the two fields above are ignored.
     conversation_id: Option<String>,
+    #[serde(deserialize_with = "objects")]
     collections: Vec<CollectionChoice>,
     /// How many results of all collections together; 5 unless given.
     top_k: Option<i64>,
