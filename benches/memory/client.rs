@@ -29,14 +29,14 @@ impl Connection {
     }
 
     pub(crate) async fn get(&mut self, path: &str) -> Answer {
-        self.send(format!("GET {path} HTTP/1.1\r\nhost: bench\r\n\r\n"))
+        self.send(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n"))
             .await
     }
 
     pub(crate) async fn post(&mut self, path: &str, body: &Value) -> Answer {
         let body = body.to_string();
         self.send(format!(
-            "POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-length: {}\r\n\r\n{body}",
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         ))
         .await

@@ -105,8 +105,13 @@ fn wrong_configuration_is_named_and_ends_with_78() {
         ("servr: {}", "servr"),
         ("server: {prt: 1}", "prt"),
         ("server: {limits: {topk: 3}}", "topk"),
-        ("server: {port: many}", "'server.port': line 1 column 16"),
-        ("server: {port: 70000}", "'server.port'"),
+        (
+            "server: {port: many}",
+            "'server.port': line 1 column 16: a whole number from 0 to 65535",
+        ),
+        ("server: {port: 70000}", "from 0 to 65535"),
+        ("server: {threads: 0}", "'server.threads'"),
+        ("server: {allowNoKey: perhaps}", "true or false"),
         ("server: {limits: {topK: [3]}}", "'server.limits.topK'"),
         ("server: {limits: {topK: 0}}", "topK"),
         ("server: {limits: {headerSeconds: 0}}", "headerSeconds"),
@@ -129,6 +134,8 @@ fn wrong_configuration_is_named_and_ends_with_78() {
         ("RAGSTONE_HOST", "example.org"),
         ("RAGSTONE_STORE", "redis://x"),
         ("RAGSTONE_API_KEYS", "a,,b"),
+        ("RAGSTONE_LOG_FORMAT", "prose"),
+        ("RAGSTONE_THREADS", "0"),
     ] {
         let ended = Setup::without_models().env(name, value).run();
         ended.failed_with(78);
@@ -136,7 +143,11 @@ fn wrong_configuration_is_named_and_ends_with_78() {
     let port = Setup::command(&["serve", "--no-embeddings"])
         .env("RAGSTONE_PORT", "many")
         .run();
-    assert!(port.failed_with(78).contains("RAGSTONE_PORT"), "{port:?}");
+    assert!(
+        port.failed_with(78)
+            .contains("RAGSTONE_PORT is 'many': it must be a whole number"),
+        "{port:?}"
+    );
     let missing = Setup::without_models()
         .arg("--config")
         .arg("/nowhere/ragstone.yml")

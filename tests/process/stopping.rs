@@ -29,7 +29,7 @@ async fn an_accepted_request_is_finished() {
     let length = body.len();
     client
         .send(format!(
-            "POST /collections/c/documents HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n{first}"
+            "POST /collections/c/documents HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n{first}"
         ))
         .await;
     // The server has read the head of the request once it has answered a later one on another connection.
@@ -66,7 +66,7 @@ async fn a_request_that_never_finishes_is_given_up() {
     server.create("c").await;
     let mut client = RawClient::connect(server.address).await;
     client
-        .send("POST /collections/c/documents HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+        .send("POST /collections/c/documents HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{")
         .await;
     for _ in 0..20 {
         server.get("/livez").await.ok();
@@ -81,7 +81,9 @@ async fn a_request_that_never_finishes_is_given_up() {
 async fn idle_connections_are_closed() {
     let server = plain().await;
     let mut client = RawClient::connect(server.address).await;
-    client.send("GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").await;
+    client
+        .send("GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        .await;
     for _ in 0..20 {
         server.get("/livez").await.ok();
     }
@@ -98,7 +100,8 @@ async fn a_client_that_sends_its_headers_too_slowly_is_cut_off() {
         .await;
     let silent = RawClient::connect(server.address).await;
     let mut slow = RawClient::connect(server.address).await;
-    slow.send("GET /livez HTTP/1.1\r\nhost: x\r\nx-half-a-hea").await;
+    slow.send("GET /livez HTTP/1.1\r\nhost: localhost\r\nx-half-a-hea")
+        .await;
     assert!(!slow.read_to_end().await.contains("200 OK"));
     assert!(!silent.read_to_end().await.contains("200 OK"));
     server.get("/livez").await.ok();
@@ -112,7 +115,7 @@ async fn a_client_that_sends_its_body_too_slowly_gets_408() {
         .await;
     let mut slow = RawClient::connect(server.address).await;
     slow.send(
-        "POST /collections HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 100\r\n\r\n{\"name\"",
+        "POST /collections HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 100\r\n\r\n{\"name\"",
     )
     .await;
     let answer = slow.read_to_end().await;
@@ -129,7 +132,7 @@ async fn what_is_not_http_is_answered_or_closed_and_harms_nobody() {
         &b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[..],
         b"GET / SPDY/9\r\n\r\n",
         b"GET /livez HTTP/1.1\r\ncontent-length: x\r\n\r\n",
-        b"POST /collections HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /collections HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
         b"\0\0\0\0\0\0\r\n\r\n",
     ] {
         let mut client = RawClient::connect(server.address).await;
@@ -137,16 +140,50 @@ async fn what_is_not_http_is_answered_or_closed_and_harms_nobody() {
         client.send("\r\n\r\n").await;
         assert!(!client.read_to_end().await.contains("200 OK"));
     }
-    let mut client = RawClient::connect(server.address).await;
-    client
-        .send(format!(
-            "GET /livez HTTP/1.1\r\nhost: x\r\nx-large: {}\r\n\r\n",
-            "y".repeat(500_000)
-        ))
-        .await;
-    drop(client);
     server.get("/livez").await.ok();
     assert!(!server.log().contains("panic"), "{}", server.log());
+}
+
+/// Also a request that no route can see, because it is no request, is told what is wrong with it.
+#[tokio::test]
+async fn a_request_that_cannot_be_read_is_refused_with_a_detail() {
+    let server = plain().await;
+    let many = |count: usize| "y".repeat(count);
+    for (request, status, named) in [
+        ("GET / SPDY/9\r\n\r\n".to_owned(), "400 Bad Request", "first line"),
+        (
+            "GET /livez HTTP/1.1\r\nhost: localhost\r\nno colon\r\n\r\n".to_owned(),
+            "400 Bad Request",
+            "headers",
+        ),
+        (
+            format!("GET /{} HTTP/1.1\r\nhost: localhost\r\n\r\n", many(70_000)),
+            "414 URI Too Long",
+            "address",
+        ),
+        (
+            format!(
+                "GET /livez HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n",
+                many(900_000)
+            ),
+            "431 Request Header Fields Too Large",
+            "headers",
+        ),
+    ] {
+        let mut client = RawClient::connect(server.address).await;
+        client.send(request).await;
+        let answer = client.read_to_end().await;
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+        assert!(head.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{answer}");
+        assert!(head.contains("content-type: application/json"), "{answer}");
+        assert!(
+            head.contains(&format!("content-length: {}", body.len())),
+            "{answer}"
+        );
+        let body: serde_json::Value = serde_json::from_str(body).expect(&answer);
+        assert!(body["detail"].as_str().unwrap().contains(named), "{body}");
+    }
+    server.get("/livez").await.ok();
 }
 
 /// A client that goes away in the middle leaves nothing half done.
@@ -160,7 +197,7 @@ async fn a_client_that_goes_away_changes_nothing() {
         let half = &body[..body.len() / 2];
         client
             .send(format!(
-                "POST /collections/c/documents HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{half}",
+                "POST /collections/c/documents HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n{half}",
                 body.len()
             ))
             .await;

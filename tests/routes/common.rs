@@ -110,6 +110,12 @@ async fn malformed_bodies_are_400() {
             .await
             .refused(400);
     }
+    let nested = format!("{{\"name\": \"n\", \"metadata\": {{\"a\": {}", "[".repeat(200));
+    let nested = server
+        .send_text(Method::POST, "/collections", nested)
+        .await
+        .refused(400);
+    assert!(nested.contains("nested too deeply"), "{nested}");
     assert_eq!(
         server.get("/collections").await.ok(),
         before,

@@ -140,3 +140,33 @@ async fn keys_come_from_the_configuration_file_too() {
         .await
         .refused(401);
 }
+
+/// Without keys, a page of another site that is open on this machine must not use the service.
+#[tokio::test]
+async fn without_keys_other_sites_are_refused() {
+    let open = plain().await;
+    let create = |server: &Server, header: &str, value: &str| {
+        server
+            .request(Method::POST, "/collections")
+            .header(header, value)
+            .body(r#"{"name": "c"}"#)
+    };
+    for (header, value) in [
+        ("origin", "https://evil.example"),
+        ("origin", "null"),
+        ("host", "evil.example:5006"),
+    ] {
+        let answer = open.send(create(&open, header, value)).await;
+        assert!(
+            answer.refused(403).contains("RAGSTONE_API_KEYS"),
+            "{header}: {value}"
+        );
+    }
+    assert_eq!(open.get("/collections").await.ok(), json!({"collections": []}));
+    let answer = open.send(create(&open, "origin", "http://localhost:3000")).await;
+    answer.ok();
+    // With a key, the key decides.
+    let closed = with_keys().await;
+    let request = create(&closed, "origin", "https://ours.example").header("x-api-key", "first-key");
+    closed.send(request.header("host", "rag.ours.example")).await.ok();
+}

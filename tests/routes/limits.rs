@@ -56,7 +56,7 @@ async fn a_body_of_unknown_length_is_limited_too() {
         let mut client = RawClient::connect(server.address).await;
         client
             .send(format!(
-                "POST {path} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+                "POST {path} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
             ))
             .await;
         client
@@ -64,6 +64,36 @@ async fn a_body_of_unknown_length_is_limited_too() {
             .await;
         let answer = client.read_to_end().await;
         assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
+    }
+}
+
+/// One that says it is too long is refused before it is sent.
+#[tokio::test]
+async fn a_body_that_is_announced_as_too_long_is_not_waited_for() {
+    let server = plain().await;
+    server.create("c").await;
+    for path in ["/collections", "/collections/c/documents"] {
+        let mut client = RawClient::connect(server.address).await;
+        client
+            .send(format!(
+                "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 70000000\r\nexpect: 100-continue\r\nconnection: close\r\n\r\n"
+            ))
+            .await;
+        let answer = client.read_to_end().await;
+        assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_compressed_body_is_415() {
+    let server = plain().await;
+    server.create("c").await;
+    for path in ["/collections", "/collections/c/documents", "/query"] {
+        let request = server
+            .request(Method::POST, path)
+            .header("content-encoding", "gzip");
+        let answer = server.send(request.body(vec![0x1f, 0x8b, 8, 0])).await;
+        assert!(answer.refused(415).contains("gzip"));
     }
 }
 
@@ -118,7 +148,8 @@ async fn too_many_large_bodies_at_once_are_503_with_retry_after() {
     let mut waiting = Vec::new();
     for _ in 0..8 {
         let mut client = RawClient::connect(server.address).await;
-        let head = "POST /collections/c/documents HTTP/1.1\r\nhost: x\r\ncontent-length: 102400\r\n\r\n{";
+        let head =
+            "POST /collections/c/documents HTTP/1.1\r\nhost: localhost\r\ncontent-length: 102400\r\n\r\n{";
         client.send(head).await;
         waiting.push(client);
     }

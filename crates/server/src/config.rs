@@ -7,9 +7,11 @@ mod file;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::ValueEnum;
 use ragstone_providers::config::{ChatConfig, EmbeddingConfig, Providers, ServiceConfig};
 use ragstone_store::PostgresUrl;
 use secrecy::{ExposeSecret, SecretString};
@@ -18,8 +20,10 @@ pub use file::FileConfig;
 use file::{ConversationsSection, ServerSection};
 
 use crate::http::state::Limits;
+use crate::telemetry::LogFormat;
 
 pub const DEFAULT_PORT: u16 = 5006;
+const PORTS: &str = "a whole number from 0 to 65535";
 const DEFAULT_DATA_DIR: &str = "ragstone-data";
 /// Ten years, which is for ever, and far from where times overflow.
 const MAX_TTL_SECONDS: u64 = 10 * 366 * 24 * 60 * 60;
@@ -41,7 +45,7 @@ pub struct Flags {
     pub cross_encoder: Option<String>,
     pub cross_encoder_path: Option<PathBuf>,
     pub allow_no_key: bool,
-    pub threads: Option<usize>,
+    pub threads: Option<NonZeroUsize>,
 }
 
 /// Everything that was said, before it is weighed.
@@ -69,7 +73,7 @@ pub struct Settings {
     /// How long a conversation is kept after its last message.
     pub conversation_ttl: Duration,
     /// Compute threads of the models; as many as there are cores unless set.
-    pub threads: Option<usize>,
+    pub threads: Option<NonZeroUsize>,
     /// Large requests are refused while this many tokens wait for the models; the engine's own unless set.
     pub model_queue_tokens: Option<usize>,
 }
@@ -148,7 +152,7 @@ pub fn build(layers: Layers<'_>) -> Result<Settings, ConfigError> {
     let host = parse_host(host.as_deref().unwrap_or("127.0.0.1"))?;
     let port = match (flags.port, env("RAGSTONE_PORT")) {
         (Some(port), _) => port,
-        (None, Some(text)) => parse_env("RAGSTONE_PORT", &text)?,
+        (None, Some(text)) => parse_env("RAGSTONE_PORT", &text, PORTS)?,
         (None, None) => server.port.unwrap_or(DEFAULT_PORT),
     };
     let store = flags.store.or_else(|| env("RAGSTONE_STORE")).map_or_else(
@@ -165,7 +169,7 @@ pub fn build(layers: Layers<'_>) -> Result<Settings, ConfigError> {
         .unwrap_or_else(|| DEFAULT_DATA_DIR.into());
     let threads = match (flags.threads, env("RAGSTONE_THREADS")) {
         (Some(threads), _) => Some(threads),
-        (None, Some(text)) => Some(parse_env("RAGSTONE_THREADS", &text)?),
+        (None, Some(text)) => Some(parse_env("RAGSTONE_THREADS", &text, "a whole number, 1 or more")?),
         (None, None) => server.threads,
     };
     let api_keys = api_keys(env, &server)?;
@@ -208,7 +212,7 @@ pub fn build(layers: Layers<'_>) -> Result<Settings, ConfigError> {
         chat: file.chat,
         services: file.services,
         conversation_ttl: conversation_ttl(file.conversations.as_ref())?,
-        threads: threads.filter(|threads| *threads > 0),
+        threads,
         model_queue_tokens: model_queue_tokens(&server)?,
     })
 }
@@ -229,10 +233,26 @@ fn parse_host(text: &str) -> Result<IpAddr, ConfigError> {
     }
 }
 
-fn parse_env<T: std::str::FromStr>(name: &str, text: &str) -> Result<T, ConfigError> {
+fn parse_env<T: std::str::FromStr>(name: &str, text: &str, expected: &str) -> Result<T, ConfigError> {
     text.trim()
         .parse()
-        .map_err(|_| ConfigError(format!("{name} is '{text}', which is not a number it can have")))
+        .map_err(|_| ConfigError(format!("{name} is '{text}': it must be {expected}")))
+}
+
+/// The form of log lines: the flag's, or else the environment's.
+pub fn log_format(
+    flag: Option<LogFormat>,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<LogFormat, ConfigError> {
+    match (flag, env("RAGSTONE_LOG_FORMAT")) {
+        (Some(format), _) => Ok(format),
+        (None, None) => Ok(LogFormat::Text),
+        (None, Some(text)) => LogFormat::from_str(&text, true).map_err(|_| {
+            ConfigError(format!(
+                "RAGSTONE_LOG_FORMAT is '{text}': it must be text or json"
+            ))
+        }),
+    }
 }
 
 /// `data_dir` is where what another engine cannot keep is kept.

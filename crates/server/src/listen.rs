@@ -1,5 +1,6 @@
 //! Accepting connections, and stopping without breaking any.
 
+mod refusals;
 mod unread;
 
 use std::convert::Infallible;
@@ -70,7 +71,8 @@ pub(crate) async fn serve(
                 )
             }
         });
-        let connection = graceful.watch(builder.serve_connection(TokioIo::new(stream), service));
+        let connection =
+            graceful.watch(builder.serve_connection(TokioIo::new(refusals::Explained::new(stream)), service));
         tokio::spawn(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "a connection ended early");

@@ -84,6 +84,7 @@ impl Running {
             limits: settings.limits.clone(),
             body_budget: BodyBudget::for_bodies(LARGE_BODIES, settings.limits.add_bytes),
             keys,
+            only_this_machine: settings.host.is_loopback(),
             metrics: telemetry::start_metrics()?,
             stopping: Stopping::default(),
         });
@@ -164,7 +165,7 @@ fn connect_services(settings: &Settings, service: &Service) -> Result<Gateway, C
 pub(crate) fn engine(settings: &Settings) -> Engine {
     let defaults = EngineOptions::default();
     Engine::start(EngineOptions {
-        threads: settings.threads,
+        threads: settings.threads.map(std::num::NonZeroUsize::get),
         queue_tokens: settings.model_queue_tokens.unwrap_or(defaults.queue_tokens),
         ..defaults
     })
@@ -202,7 +203,10 @@ async fn configured_embedders(
                 ragstone_models::config::ConfigError::Empty => {
                     no_models(&format!("{} lists no embedding models", path.display()))
                 }
-                other => ConfigError(format!("{}: {other}", path.display())),
+                other @ ragstone_models::config::ConfigError::Unreadable { .. } => {
+                    ConfigError(format!("The embeddings configuration {other}"))
+                }
+                other => ConfigError(format!("In {}: {other}", path.display())),
             })?;
             load_embedders(engine, hub, &config, &settings.providers).await
         }

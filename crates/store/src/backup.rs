@@ -134,9 +134,9 @@ fn check(file: &Path) -> Result<BackedUp> {
 /// known to be whole. Blocks.
 pub fn restore(file: &Path, directory: &Path, occupied: Occupied) -> Result<BackedUp> {
     crate::vec_extension::register();
-    let failed = |source| Error::Directory {
+    let failed = |reason| Error::Directory {
         path: directory.to_owned(),
-        source,
+        reason,
     };
     if !file.is_file() {
         return Err(Error::NotABackup {

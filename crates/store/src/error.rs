@@ -13,8 +13,8 @@ use tokio_postgres::error::SqlState;
 pub enum Error {
     #[error("the data directory {0} is in use by another Ragstone process")]
     InUse(PathBuf),
-    #[error("cannot use the data directory {path}: {source}")]
-    Directory { path: PathBuf, source: std::io::Error },
+    #[error("cannot use {path}: {reason}")]
+    Directory { path: PathBuf, reason: std::io::Error },
     #[error(
         "the database has schema {found}, written by a newer Ragstone; this one knows schemas up to {known}"
     )]

@@ -73,9 +73,9 @@ pub(crate) struct DataDirectory {
 
 impl DataDirectory {
     pub(crate) fn open(path: &Path) -> Result<Self> {
-        let directory = |source| Error::Directory {
+        let directory = |reason| Error::Directory {
             path: path.to_owned(),
-            source,
+            reason,
         };
         std::fs::create_dir_all(path).map_err(directory)?;
         let lock = File::options()

@@ -19,8 +19,13 @@ const LOGIC_OPERATORS: &str = "$and, $or, $not";
 impl Filter {
     /// Reads the text of a `where` parameter.
     pub fn parse_text(text: &str) -> Result<Self, InvalidInput> {
-        let value = serde_json::from_str(text)
-            .map_err(|e| InvalidInput::new(format!("Invalid 'where' filter: must be valid JSON ({e})")))?;
+        let value = serde_json::from_str(text).map_err(|error| {
+            let reason = match error.to_string() {
+                deep if deep.starts_with("recursion limit") => "it is nested too deeply".to_owned(),
+                reason => reason,
+            };
+            InvalidInput::new(format!("Invalid 'where' filter: must be valid JSON ({reason})"))
+        })?;
         Self::parse(&value)
     }
 
@@ -58,7 +63,8 @@ impl Parser {
                 }
                 unknown if unknown.starts_with('$') => {
                     return Err(refuse(format!(
-                        "unknown operator '{}'; here one of {LOGIC_OPERATORS} or a field name is expected",
+                        "unknown operator '{}'; here one of {LOGIC_OPERATORS} or a field name is expected (a field \
+                         whose name begins with '$' cannot be filtered on)",
                         shorten(unknown)
                     )));
                 }

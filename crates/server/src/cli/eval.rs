@@ -63,7 +63,7 @@ pub(super) struct EvalArgs {
     json: bool,
     /// Compute threads of the models [default: one per core; env: RAGSTONE_THREADS]
     #[arg(long, value_name = "N")]
-    threads: Option<usize>,
+    threads: Option<std::num::NonZeroUsize>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

@@ -89,7 +89,7 @@ pub struct IngestArgs {
     embeddings_config: Option<PathBuf>,
     /// Compute threads of the models [default: one per core; env: RAGSTONE_THREADS]
     #[arg(long, value_name = "N")]
-    threads: Option<usize>,
+    threads: Option<std::num::NonZeroUsize>,
 }
 
 pub fn run(args: &IngestArgs) -> anyhow::Result<()> {

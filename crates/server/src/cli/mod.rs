@@ -12,6 +12,7 @@ mod quickstart;
 mod remote;
 mod serve;
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -71,7 +72,14 @@ enum Command {
     Completions { shell: clap_complete::Shell },
 }
 
+/// What `serve` reads from the environment and no flag says, because other users can see flags.
+const SERVE_ENVIRONMENT: &str = "Environment:\n  \
+    RAGSTONE_API_KEYS  API keys, separated by commas; with any set, every request needs one\n  \
+    RAGSTONE_LOG       What is logged, such as `debug` or `warn,ragstone=info` [default: info]\n  \
+    HF_TOKEN, HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE  As for other programs that use the Hugging Face hub";
+
 #[derive(Args)]
+#[command(after_help = SERVE_ENVIRONMENT)]
 struct ServeArgs {
     /// Address to bind to [default: 127.0.0.1; env: RAGSTONE_HOST]
     #[arg(long)]
@@ -111,10 +119,10 @@ struct ServeArgs {
     allow_no_key: bool,
     /// Compute threads of the models [default: one per core; env: RAGSTONE_THREADS]
     #[arg(long, value_name = "N")]
-    threads: Option<usize>,
-    /// Form of the log lines on stderr
-    #[arg(long, value_enum, default_value = "text", env = "RAGSTONE_LOG_FORMAT")]
-    log_format: LogFormat,
+    threads: Option<NonZeroUsize>,
+    /// Form of the log lines on stderr [default: text; env: RAGSTONE_LOG_FORMAT]
+    #[arg(long, value_enum)]
+    log_format: Option<LogFormat>,
 }
 
 impl ServeArgs {

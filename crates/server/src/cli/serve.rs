@@ -11,8 +11,8 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<()> {
         print_list();
         return Ok(());
     }
-    telemetry::start_logs(args.log_format);
     let env = &config::process_env;
+    telemetry::start_logs(config::log_format(args.log_format, env)?);
     let file = config::read_file(args.config.as_deref(), env)?;
     let settings = config::build(Layers {
         flags: args.flags(),

@@ -1,6 +1,7 @@
 //! The configuration file.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use ragstone_providers::config::{ChatConfig, EmbeddingConfig, Providers, ServiceConfig};
@@ -54,7 +55,7 @@ pub struct ServerSection {
     pub cross_encoder: Option<String>,
     #[serde(alias = "cross_encoder_path")]
     pub cross_encoder_path: Option<PathBuf>,
-    pub threads: Option<usize>,
+    pub threads: Option<NonZeroUsize>,
     pub limits: Option<LimitsSection>,
 }
 
@@ -110,13 +111,28 @@ impl FileConfig {
         parsed.map_err(|error| {
             let message = error.to_string();
             let message = message.lines().next().unwrap_or("not valid YAML");
-            let message = message.trim_start_matches("error: ");
+            let message = plain(message.trim_start_matches("error: "));
             ConfigError(match place.filter(|place| place != ".") {
                 Some(place) => format!("'{place}': {message}"),
                 None => message.to_owned(),
             })
         })
     }
+}
+
+/// The parser names types of the program; whoever writes the file needs to know what may stand there.
+fn plain(message: &str) -> String {
+    for (kind, expected) in [
+        ("invalid u16", "a whole number from 0 to 65535 is expected"),
+        ("invalid usize", "a whole number, zero or more, is expected"),
+        ("invalid u64", "a whole number, zero or more, is expected"),
+        ("invalid boolean", "true or false is expected"),
+    ] {
+        if let Some(place) = message.strip_suffix(kind) {
+            return format!("{place}{expected}");
+        }
+    }
+    message.to_owned()
 }
 
 /// Replaces a value of the form `${NAME}` by the environment variable of that name.

@@ -1,7 +1,10 @@
-//! API keys.
+//! Who may ask: whoever has a key, or, where there are none, whoever is on this machine.
+
+use std::net::IpAddr;
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, header};
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, HeaderValue, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use sha2::{Digest, Sha256};
@@ -51,6 +54,43 @@ pub async fn require_key(State(state): State<AppState>, request: Request, next: 
     }
 }
 
+/// A server without keys that only this machine can reach still hears from every web page that is
+/// open on it. A page of another site names itself in `Origin`, and one that had its own name point
+/// here (DNS rebinding) names itself in `Host`; neither may use the service.
+pub async fn refuse_other_sites(State(state): State<AppState>, request: Request, next: Next) -> Response {
+    if state.keys.is_empty() && state.only_this_machine && is_of_other_site(&request) {
+        return ApiError::foreign_site().into_response();
+    }
+    next.run(request).await
+}
+
+fn is_of_other_site(request: &Request) -> bool {
+    let text = |value: &HeaderValue| value.to_str().unwrap_or_default().to_owned();
+    let headers = request.headers();
+    let host = headers.get(header::HOST).map(text);
+    let host = host.map(|host| host.parse::<Authority>());
+    let host = host.or_else(|| request.uri().authority().cloned().map(Ok));
+    let named_elsewhere =
+        host.is_some_and(|host| !host.is_ok_and(|host| is_address_or_localhost(host.host())));
+    let asked_from_elsewhere = headers.get(header::ORIGIN).is_some_and(|origin| {
+        let origin = text(origin).parse::<Uri>().ok();
+        !origin.is_some_and(|origin| origin.host().is_some_and(is_this_machine))
+    });
+    named_elsewhere || asked_from_elsewhere
+}
+
+/// A name could be made to point here by whoever owns it; an address cannot.
+fn is_address_or_localhost(host: &str) -> bool {
+    is_this_machine(host) || host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok()
+}
+
+fn is_this_machine(host: &str) -> bool {
+    let host = host.trim_matches(['[', ']']).to_ascii_lowercase();
+    host == "localhost"
+        || host.ends_with(".localhost")
+        || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
 fn presented(headers: &HeaderMap) -> Option<&[u8]> {
     if let Some(key) = headers.get("x-api-key") {
         return Some(key.as_bytes());
@@ -62,7 +102,42 @@ fn presented(headers: &HeaderMap) -> Option<&[u8]> {
 
 #[cfg(test)]
 mod tests {
+    use axum::body::Body;
+
     use super::*;
+
+    #[test]
+    fn pages_of_other_sites_are_told_from_this_machine() {
+        let is_other = |host: Option<&str>, origin: Option<&str>| {
+            let mut request = Request::new(Body::empty());
+            for (name, value) in [(header::HOST, host), (header::ORIGIN, origin)] {
+                if let Some(value) = value {
+                    request.headers_mut().insert(name, value.parse().unwrap());
+                }
+            }
+            is_of_other_site(&request)
+        };
+        for (host, origin) in [
+            (None, None),
+            (Some("localhost:5006"), None),
+            (Some("127.0.0.1:5006"), Some("http://localhost:3000")),
+            (Some("[::1]:5006"), Some("http://[::1]:3000")),
+            (Some("172.17.0.1"), Some("https://app.localhost")),
+        ] {
+            assert!(!is_other(host, origin), "{host:?} {origin:?}");
+        }
+        for (host, origin) in [
+            (Some("evil.example:5006"), None),
+            (Some("localhost.evil.example"), None),
+            (Some("localhost"), Some("https://evil.example")),
+            (Some("localhost"), Some("http://192.168.1.7")),
+            (Some("localhost"), Some("null")),
+            (Some("localhost"), Some("")),
+            (Some("a b"), None),
+        ] {
+            assert!(is_other(host, origin), "{host:?} {origin:?}");
+        }
+    }
 
     #[test]
     fn a_key_is_admitted_whole_or_not_at_all() {

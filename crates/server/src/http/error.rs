@@ -76,6 +76,21 @@ impl ApiError {
         )
     }
 
+    pub fn unsupported_encoding(encoding: &HeaderValue) -> Self {
+        Self::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            format!("A request body with Content-Encoding {encoding:?} is not understood: send it as it is"),
+        )
+    }
+
+    pub fn foreign_site() -> Self {
+        Self::new(
+            StatusCode::FORBIDDEN,
+            "Without API keys this server answers only what this machine asks for itself, \
+             not for another site: use localhost in the address, or set RAGSTONE_API_KEYS and send a key",
+        )
+    }
+
     pub fn timeout() -> Self {
         Self::new(
             StatusCode::REQUEST_TIMEOUT,

@@ -4,6 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use axum::extract::{FromRequest, FromRequestParts, Request};
+use axum::http::header;
 use axum::http::request::Parts;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use ragstone_core::collection::CollectionName;
@@ -117,7 +118,7 @@ impl FromRequest<AppState> for LargeBody {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
-        let content_type = request.headers().get(axum::http::header::CONTENT_TYPE);
+        let content_type = request.headers().get(header::CONTENT_TYPE);
         let content_type = content_type
             .and_then(|value| value.to_str().ok())
             .unwrap_or_default()
@@ -136,18 +137,27 @@ async fn read_large(
     state: &AppState,
 ) -> Result<(bytes::Bytes, OwnedSemaphorePermit), ApiError> {
     let limit = state.limits.add_bytes;
-    let announced = request
-        .headers()
-        .get(axum::http::header::CONTENT_LENGTH)
-        .and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
-    if announced.is_some_and(|length| length > limit) {
-        return Err(ApiError::too_large(limit));
-    }
+    let announced = announced_length(&request, limit)?;
     let budget = state.body_budget.reserve(announced.unwrap_or(limit)).await?;
     Ok((read_body(request, limit, state).await?, budget))
 }
 
+/// How long the body says it is. One that is too long need not be waited for.
+fn announced_length(request: &Request, limit: usize) -> Result<Option<usize>, ApiError> {
+    let length = request.headers().get(header::CONTENT_LENGTH);
+    match length.and_then(|length| length.to_str().ok()?.parse().ok()) {
+        Some(length) if length > limit => Err(ApiError::too_large(limit)),
+        length => Ok(length),
+    }
+}
+
 async fn read_body(request: Request, limit: usize, state: &AppState) -> Result<bytes::Bytes, ApiError> {
+    announced_length(&request, limit)?;
+    if let Some(encoding) = request.headers().get(header::CONTENT_ENCODING)
+        && encoding != "identity"
+    {
+        return Err(ApiError::unsupported_encoding(encoding));
+    }
     let body = Limited::new(request.into_body(), limit);
     match tokio::time::timeout(state.limits.body_timeout, body.collect()).await {
         Err(_) => Err(ApiError::timeout()),
@@ -181,6 +191,10 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
 fn explain<T: DeserializeOwned>(error: &serde_json::Error, bytes: &[u8]) -> String {
     // The parser counts a number that does not fit its type as a fault of the syntax.
     let out_of_range = error.to_string().starts_with("number out of range");
+    if error.to_string().starts_with("recursion limit exceeded") {
+        return "The request body is nested too deeply: at most 127 lists and objects may stand in one another"
+            .to_owned();
+    }
     if !error.is_data() && !out_of_range {
         return format!("The request body is not valid JSON: {error}");
     }

@@ -133,6 +133,7 @@ pub fn router(state: AppState) -> Router {
         .fallback(|| async { ApiError::route_not_found() })
         .method_not_allowed_fallback(|| async { ApiError::method_not_allowed() })
         .layer(from_fn_with_state(state.clone(), auth::require_key))
+        .layer(from_fn_with_state(state.clone(), auth::refuse_other_sites))
         .layer(from_fn_with_state(state.clone(), observe::deadline))
         .layer(tower_http::catch_panic::CatchPanicLayer::custom(
             observe::after_panic,

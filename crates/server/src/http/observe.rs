@@ -90,6 +90,10 @@ pub(super) fn describe_common_errors(api: &mut OpenApi) {
             "An API key is required and was not sent, or is wrong",
         ),
         (
+            StatusCode::FORBIDDEN,
+            "The server has no API keys, and the request was made for another site",
+        ),
+        (
             StatusCode::INTERNAL_SERVER_ERROR,
             "A failure of the server; its log says more",
         ),
@@ -102,6 +106,10 @@ pub(super) fn describe_common_errors(api: &mut OpenApi) {
         StatusCode::PAYLOAD_TOO_LARGE,
         "The request body is larger than allowed",
     );
+    let encoded = (
+        StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        "The request body is compressed, which is not understood",
+    );
     let bad_request = (
         StatusCode::BAD_REQUEST,
         "The request is not as it has to be; the detail says what to change",
@@ -113,6 +121,7 @@ pub(super) fn describe_common_errors(api: &mut OpenApi) {
             let has_body = operation.request_body.is_some();
             let of_some = [
                 has_body.then_some(too_large),
+                has_body.then_some(encoded),
                 (has_body || path.contains('{')).then_some(bad_request),
             ];
             for (status, description) in common.into_iter().chain(of_some.into_iter().flatten()) {

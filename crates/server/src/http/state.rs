@@ -30,6 +30,8 @@ pub struct Shared {
     pub limits: Limits,
     pub body_budget: BodyBudget,
     pub keys: ApiKeys,
+    /// No other machine can reach the address that is listened on.
+    pub only_this_machine: bool,
     pub metrics: PrometheusHandle,
     pub stopping: Stopping,
 }
