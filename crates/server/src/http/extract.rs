@@ -8,7 +8,7 @@ use axum::http::header;
 use axum::http::request::Parts;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use ragstone_core::collection::CollectionName;
-use ragstone_core::error::InvalidInput;
+use ragstone_core::error::{InvalidInput, in_plain_words};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeOwned, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -210,6 +210,7 @@ fn explain<T: DeserializeOwned>(error: &serde_json::Error, bytes: &[u8]) -> Stri
     {
         return format!("Field '{field}' is required");
     }
+    let message = in_plain_words(message);
     match located.path().to_string().as_str() {
         "." => format!("Invalid request body: {message}"),
         path => format!("Invalid field '{path}': {message}"),
