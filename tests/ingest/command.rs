@@ -49,11 +49,21 @@ async fn a_folder_is_ingested_and_only_changes_the_second_time() {
     let documents = server.get("/collections/c/documents").await.ok();
     let mut ids: Vec<&str> = crate::support::ids(&documents["documents"]);
     ids.sort_unstable();
-    assert_eq!(ids, ["docs/a.md#dome:0", "docs/a.md#rain:0", "r1", "r2"]);
+    assert_eq!(
+        ids,
+        [
+            "docs/a.md#dome:0",
+            "docs/a.md#rain:0",
+            "docs/rows.jsonl#r1:0",
+            "docs/rows.jsonl#r2:0"
+        ]
+    );
     let rain = server
         .find("c", json!({"section_id": "docs/a.md#rain"}))
         .await
         .ok();
+    let rows = server.find("c", json!({"row_id": "r2"})).await.ok();
+    assert_eq!(rows["documents"][0]["metadata"]["title"], "rows");
     let metadata = &rain["documents"][0]["metadata"];
     assert_eq!(metadata["section_path"], json!(["Dome", "Rain"]));
     assert_eq!(
@@ -88,6 +98,16 @@ async fn a_server_that_has_the_store_open_is_named_as_the_way() {
     assert_eq!(counts(&report(&again)), [0, 0, 3, 1, 0]);
     let documents = server.get("/collections/c/documents").await.ok();
     assert_eq!(documents["total"], 4);
+    // A model that is not there makes no collection.
+    let typo = desk
+        .command(&["docs", "--url", &url, "--model", "smal", "--collection", "d"])
+        .run();
+    let refused = typo.failed_with(1);
+    assert!(
+        refused.contains("'smal'") && refused.contains("small"),
+        "{refused}"
+    );
+    server.get("/collections/d").await.refused(404);
 }
 
 #[tokio::test]
@@ -139,8 +159,24 @@ fn a_dry_run_shows_the_chunks_and_stores_nothing() {
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).unwrap()["id"].clone())
         .collect();
-    assert_eq!(ids, ["docs/a.md#dome:0", "docs/a.md#rain:0", "r1", "r2"]);
+    assert_eq!(
+        ids,
+        [
+            "docs/a.md#dome:0",
+            "docs/a.md#rain:0",
+            "docs/rows.jsonl#r1:0",
+            "docs/rows.jsonl#r2:0"
+        ]
+    );
     assert!(!desk.setup.data_dir().exists());
+    desk.write("broken.jsonl", "{\"text\":\"fine\"}\nbroken\n");
+    let shown = desk.here(&["broken.jsonl", "--dry-run"]);
+    assert!(shown.stdout.contains("fine"), "{shown:?}");
+    let failed = shown.failed_with(1);
+    assert!(
+        failed.contains("line 2") && !failed.contains("ingested"),
+        "{failed}"
+    );
 }
 
 #[test]
@@ -163,11 +199,12 @@ fn files_that_cannot_be_read_are_listed_and_the_others_ingested() {
 fn wrong_arguments_are_refused_in_a_sentence() {
     let desk = Desk::new();
     desk.write("a.md", "text");
+    let missing = desk.here(&["none.md", "a.md"]);
     assert!(
-        desk.here(&["none.md"])
-            .failed_with(1)
-            .contains("none.md cannot be read")
+        missing.failed_with(1).contains("none.md: No such file"),
+        "{missing:?}"
     );
+    assert_eq!(counts(&report(&missing)), [1, 0, 0, 0, 1]);
     assert!(
         desk.here(&["a.md", "--chunk-tokens", "100000"])
             .failed_with(1)

@@ -1,6 +1,7 @@
 //! `ragstone ingest` and ingestion over HTTP.
 
 mod command;
+mod contract;
 mod crash;
 mod harmful;
 mod jobs;

@@ -14,6 +14,21 @@ pub struct ModelIdentity {
     pub dimensions: usize,
 }
 
+impl ModelIdentity {
+    /// What a version begins with that nobody stated: what is known of a model behind an API is its
+    /// name, and the service may change what it means.
+    const UNSTATED: &str = "unversioned:";
+
+    pub fn unstated_version(known: &str) -> String {
+        format!("{}{known}", Self::UNSTATED)
+    }
+
+    /// Whether the version is that of the model's files, or one that its configuration states.
+    pub fn has_stated_version(&self) -> bool {
+        !self.version.is_empty() && !self.version.starts_with(Self::UNSTATED)
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelInfo {
     pub identity: ModelIdentity,

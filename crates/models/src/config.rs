@@ -17,7 +17,7 @@ embeddings:
 ";
 
 const LOCAL_KEYS: &str = "id, path, version, normalize, quantize";
-const REMOTE_KEYS: &str = "id, provider, model, dimensions, version";
+const REMOTE_KEYS: &str = "id, provider, model, dimensions, version, knowledgebase_id";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EmbeddingsConfig {
@@ -67,6 +67,8 @@ pub struct RemoteEntry {
     pub model: String,
     pub dimensions: usize,
     pub version: Option<String>,
+    /// Under which an embedding service keeps our content apart from that of others.
+    pub knowledgebase_id: Option<String>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -147,6 +149,7 @@ struct RawEntry {
     provider: Option<String>,
     model: Option<String>,
     dimensions: Option<usize>,
+    knowledgebase_id: Option<String>,
 }
 
 impl RawEntry {
@@ -172,10 +175,11 @@ impl RawEntry {
                         wrong("lacks 'dimensions' (1 to 65536), which an entry with a 'provider' needs")
                     })?,
                 version: text(self.version),
+                knowledgebase_id: text(self.knowledgebase_id),
                 id,
             }));
         }
-        if self.model.is_some() || self.dimensions.is_some() {
+        if self.model.is_some() || self.dimensions.is_some() || self.knowledgebase_id.is_some() {
             return Err(wrong(&format!("has no 'provider'; its keys are {LOCAL_KEYS}")));
         }
         Ok(ModelEntry::Local(LocalEntry {
@@ -242,6 +246,7 @@ mod tests {
             model: "m".into(),
             dimensions: 8,
             version: None,
+            knowledgebase_id: None,
         };
         assert_eq!(
             config.embeddings,

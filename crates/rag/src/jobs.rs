@@ -4,6 +4,8 @@
 //! it is acknowledged. A worker claims it with a lease, renews the lease while it works, and notes
 //! after every group of documents how far it is. When the worker dies, the lease runs out and
 //! another goes on after the last group noted; what was stored of the group it died in is found to be there.
+//! Jobs of one collection are done one after the other, in the order they came: otherwise what an
+//! earlier one brings could replace what a later one brought.
 //! A worker that finds its job changed by someone else (cancelled, or taken over because it was
 //! thought dead) stops without another word.
 
@@ -17,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ragstone_core::collection::CollectionName;
 use ragstone_core::error::InvalidInput;
-use ragstone_core::records::{Applied, Expect, Millis, RecordRange};
+use ragstone_core::records::{Applied, Expect, Millis, Record, RecordRange};
 use ragstone_core::store::StoreError;
 use tokio::sync::Notify;
 
@@ -43,7 +45,8 @@ pub struct NewJob {
 #[derive(Debug, Clone)]
 pub struct NewItem {
     pub source: String,
-    pub kind: Kind,
+    /// Absent for what cannot be read, which the job reports.
+    pub kind: Option<Kind>,
     pub bytes: Vec<u8>,
     /// Some rows of a larger file, whose others come by other requests.
     pub partial: bool,
@@ -59,8 +62,6 @@ pub struct Jobs {
 struct Shared {
     /// There may be something to do.
     wake: Notify,
-    /// The server is stopping: hand back what is being worked on.
-    stop: Notify,
     running: Mutex<HashMap<String, Running>>,
 }
 
@@ -118,26 +119,34 @@ impl Jobs {
 
     /// The newest jobs, newest first.
     pub async fn list(&self, collection: Option<&CollectionName>) -> Result<Vec<Job>, StoreError> {
-        let mut jobs = Vec::new();
-        let mut range = RecordRange {
-            group: collection.map(ToString::to_string),
-            after: None,
-            limit: MAX_LISTED,
+        let groups = match collection {
+            None => vec![None],
+            Some(name) => [false, true]
+                .map(|finished| Some(stored::group(name.as_str(), finished)))
+                .into(),
         };
-        loop {
-            let page = self.ingestion.records.list(KIND, range.clone()).await?;
-            range.after = page.last().map(|record| record.key.clone());
-            let ended = page.len() < MAX_LISTED;
-            jobs.extend(
-                page.iter()
-                    .filter_map(Stored::read)
-                    .map(|stored| self.with_progress(stored.record.view(&stored.id))),
-            );
-            if ended {
-                break;
+        let mut jobs = Vec::new();
+        for group in groups {
+            let mut range = RecordRange {
+                group,
+                after: None,
+                limit: MAX_LISTED,
+            };
+            loop {
+                let page = self.ingestion.records.list(KIND, range.clone()).await?;
+                range.after = page.last().map(|record| record.key.clone());
+                let ended = page.len() < MAX_LISTED;
+                jobs.extend(
+                    page.iter()
+                        .filter_map(Stored::read)
+                        .map(|stored| self.with_progress(stored.record.view(&stored.id))),
+                );
+                if ended {
+                    break;
+                }
             }
         }
-        jobs.reverse();
+        jobs.sort_by(|one, other| other.id.cmp(&one.id));
         jobs.truncate(MAX_LISTED);
         Ok(jobs)
     }
@@ -198,7 +207,35 @@ impl Jobs {
             .record
             .delete_parts(&stored.id, 0..stored.record.items.len());
         self.ingestion.records.apply(parts).await?;
+        self.wake_next(&stored.record.collection).await?;
         Ok(true)
+    }
+
+    /// The job that comes first of those of a collection that are not finished.
+    async fn first_open(&self, collection: &str) -> Result<Option<Record>, StoreError> {
+        let range = RecordRange {
+            group: Some(stored::group(collection, false)),
+            after: None,
+            limit: 1,
+        };
+        Ok(self.ingestion.records.list(KIND, range).await?.into_iter().next())
+    }
+
+    /// Makes the next job of a collection due. Should this be missed, it comes when its wait is over.
+    async fn wake_next(&self, collection: &str) -> Result<(), StoreError> {
+        let now = now();
+        if let Some(record) = self.first_open(collection).await?
+            && record.due.is_none_or(|due| due > now)
+            && let Some(next) = Stored::read(&record)
+            && next.record.state == JobState::Queued
+        {
+            let change = next
+                .record
+                .put(&next.id, Some(now), Expect::Version(next.version));
+            self.ingestion.records.apply(vec![change]).await?;
+        }
+        self.shared.wake.notify_one();
+        Ok(())
     }
 
     fn running(&self, id: &str) -> Option<Running> {
@@ -237,7 +274,7 @@ fn check_items(items: &[NewItem]) -> Result<(), InvalidInput> {
         if !sources.insert(&item.source) {
             return Err(at("its name is that of an earlier document"));
         }
-        if item.partial && !item.kind.is_rows() {
+        if item.partial && !item.kind.is_some_and(Kind::is_rows) {
             return Err(at("only JSONL and CSV can come in parts"));
         }
     }

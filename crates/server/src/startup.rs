@@ -5,17 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use ragstone_core::model::{Embedder, Reranker};
+use ragstone_core::model::{Embedder, ModelIdentity, ModelInfo, Reranker};
+use ragstone_core::records::Records;
 use ragstone_models::config::{EXAMPLE_CONFIG, EmbeddingsConfig, LocalEntry, ModelEntry, RemoteEntry};
 use ragstone_models::hub::{Hub, HubSettings, ModelSource};
 use ragstone_models::{Engine, EngineOptions, open_cross_encoder, open_embedder};
-use ragstone_providers::config::Providers;
-use ragstone_providers::embedding;
+use ragstone_providers::config::{ProviderEntry, Providers};
+use ragstone_providers::embedding::{self, CONTRACT_TYPE, ContractClient};
 use ragstone_rag::conversations::{self, Conversations};
 use ragstone_rag::gateway::{Gateway, GatewayConfig};
 use ragstone_rag::ingest::Ingestion;
 use ragstone_rag::jobs::Jobs;
-use ragstone_rag::ledger::Ledger;
+use ragstone_rag::ledger::{ContractEmbedder, ContractSettings, Ledger};
 use ragstone_rag::{Models, Service};
 use tokio::net::TcpListener;
 
@@ -34,8 +35,9 @@ const DRAIN: Duration = Duration::from_secs(10);
 /// Loads, opens, binds and serves until told to stop.
 pub(crate) async fn serve(settings: Settings) -> anyhow::Result<()> {
     let listener = bind(&settings).await?;
-    let models = load_models(&settings).await?;
-    let running = Running::start(&settings, models).await?;
+    let store = OpenStore::open(&settings.store).await?;
+    let models = load_models(&settings, Some(store.records())).await?;
+    let running = Running::start(&settings, store, models).await?;
     running.serve_on(listener, &settings, listen::stop_signal()).await
 }
 
@@ -54,8 +56,7 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    pub(crate) async fn start(settings: &Settings, models: Models) -> anyhow::Result<Self> {
-        let store = OpenStore::open(&settings.store).await?;
+    pub(crate) async fn start(settings: &Settings, store: OpenStore, models: Models) -> anyhow::Result<Self> {
         let service = Service {
             store: store.store(),
             models: Arc::new(models),
@@ -72,6 +73,8 @@ impl Running {
             service: service.clone(),
             records: store.records(),
             read: crate::cli::ingest::read_options(),
+            // A job that has to wait says so and lets others go on.
+            attempts: 3,
         };
         let keys = ApiKeys::new(settings.api_keys.iter().map(secrecy::ExposeSecret::expose_secret));
         let state = AppState::new(Shared {
@@ -175,18 +178,22 @@ pub(crate) fn hub() -> anyhow::Result<Hub> {
     Ok(Hub::new(HubSettings::from_env())?)
 }
 
+/// Where vectors are kept that an embedding service gives only once; without it, such a model cannot
+/// be used.
+pub(crate) type Keep = Option<Arc<dyn Records>>;
+
 /// Loads every configured model, or says which one cannot be loaded and why.
-pub(crate) async fn load_models(settings: &Settings) -> anyhow::Result<Models> {
+pub(crate) async fn load_models(settings: &Settings, keep: Keep) -> anyhow::Result<Models> {
     let engine = engine(settings);
     let hub = hub()?;
-    let embedders = configured_embedders(settings, &engine, &hub).await?;
+    let embedders = configured_embedders(settings, &engine, &hub, keep).await?;
     let reranker = load_reranker(&engine, &hub, settings.cross_encoder.as_ref()).await?;
     Ok(Models::new(embedders, reranker))
 }
 
 /// The same without a cross-encoder, for commands that only embed.
-pub(crate) async fn load_embedding_models(settings: &Settings) -> anyhow::Result<Models> {
-    let embedders = configured_embedders(settings, &engine(settings), &hub()?).await?;
+pub(crate) async fn load_embedding_models(settings: &Settings, keep: Keep) -> anyhow::Result<Models> {
+    let embedders = configured_embedders(settings, &engine(settings), &hub()?, keep).await?;
     Ok(Models::new(embedders, None))
 }
 
@@ -194,6 +201,7 @@ async fn configured_embedders(
     settings: &Settings,
     engine: &Engine,
     hub: &Hub,
+    keep: Keep,
 ) -> anyhow::Result<Vec<Arc<dyn Embedder>>> {
     match &settings.embeddings {
         EmbeddingsChoice::None => Ok(Vec::new()),
@@ -208,7 +216,7 @@ async fn configured_embedders(
                 }
                 other => ConfigError(format!("In {}: {other}", path.display())),
             })?;
-            load_embedders(engine, hub, &config, &settings.providers).await
+            load_embedders(engine, hub, &config, &settings.providers, keep).await
         }
     }
 }
@@ -218,37 +226,84 @@ async fn load_embedders(
     hub: &Hub,
     config: &EmbeddingsConfig,
     providers: &Providers,
+    keep: Keep,
 ) -> anyhow::Result<Vec<Arc<dyn Embedder>>> {
     let mut embedders: Vec<Arc<dyn Embedder>> = Vec::with_capacity(config.embeddings.len());
     for entry in &config.embeddings {
         embedders.push(match entry {
             ModelEntry::Local(local) => open_local(engine, hub, local).await?,
-            ModelEntry::Remote(remote) => open_remote(remote, providers)?,
+            ModelEntry::Remote(remote) => open_remote(remote, providers, keep.clone())?,
         });
     }
     Ok(embedders)
 }
 
 /// A model behind an entry of `providers`.
-fn open_remote(entry: &RemoteEntry, providers: &Providers) -> Result<Arc<dyn Embedder>, ConfigError> {
+fn open_remote(
+    entry: &RemoteEntry,
+    providers: &Providers,
+    keep: Keep,
+) -> Result<Arc<dyn Embedder>, ConfigError> {
     let RemoteEntry {
         id,
         provider,
         model,
         dimensions,
+        version,
         ..
     } = entry;
-    let embedder = embedding::from_entry(
-        id,
-        provider,
-        model,
-        Some(*dimensions),
-        providers,
-        &config::process_env,
-    )
-    .map_err(|error| ConfigError(format!("embedding model '{id}': {error}")))?;
+    let wrong = |error: String| ConfigError(format!("embedding model '{id}': {error}"));
+    let embedder = match providers.get(provider) {
+        Some(service) if service.provider_type == CONTRACT_TYPE => {
+            open_contract(entry, service, keep).map_err(wrong)?
+        }
+        _ => embedding::from_entry(
+            id,
+            provider,
+            model,
+            Some(*dimensions),
+            version.as_deref(),
+            providers,
+            &config::process_env,
+        )
+        .map_err(|error| wrong(error.to_string()))?,
+    };
     tracing::info!(model = %id, %provider, name = %model, dimensions, "embedding model behind a provider");
     Ok(embedder)
+}
+
+/// A model of an external service that speaks the embedding contract.
+fn open_contract(
+    entry: &RemoteEntry,
+    service: &ProviderEntry,
+    keep: Keep,
+) -> Result<Arc<dyn Embedder>, String> {
+    let version = entry.version.clone().ok_or(
+        "lacks 'version', which a model of an embedding service needs: the version the service answers with",
+    )?;
+    let records = keep.ok_or("a model of an embedding service cannot be used without a store")?;
+    let client = ContractClient::from_entry(&entry.provider, service, &config::process_env)
+        .map_err(|error| error.to_string())?;
+    let settings = ContractSettings {
+        knowledgebase_id: entry
+            .knowledgebase_id
+            .clone()
+            .unwrap_or_else(|| "ragstone".to_owned()),
+        info: ModelInfo {
+            identity: ModelIdentity {
+                id: entry.id.clone(),
+                version,
+                dimensions: entry.dimensions,
+            },
+            name: entry.model.clone(),
+            max_tokens: None,
+        },
+    };
+    Ok(Arc::new(ContractEmbedder::new(
+        client,
+        Ledger::new(records),
+        settings,
+    )))
 }
 
 /// Loads a model into this process.

@@ -11,8 +11,10 @@ use ragstone_core::Metadata;
 use ragstone_core::provider::CallError;
 use serde::{Deserialize, Serialize};
 
-use super::vectors;
-use crate::http::{Call, ServiceClient};
+use super::{resolve_key, vectors};
+use crate::config::{Environment, ProviderEntry};
+use crate::error::ConfigError;
+use crate::http::{Auth, Call, ClientSettings, ServiceClient};
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ContractRequest {
@@ -61,9 +63,25 @@ pub struct ContractAnswer {
 #[derive(Debug, Clone)]
 pub struct ContractClient(ServiceClient);
 
+/// The type of an entry of `providers` that is such a service.
+pub const CONTRACT_TYPE: &str = "embedding-service";
+
 impl ContractClient {
     pub fn new(client: ServiceClient) -> Self {
         Self(client)
+    }
+
+    /// The service that an entry of `providers` names.
+    pub fn from_entry(name: &str, entry: &ProviderEntry, env: Environment) -> Result<Self, ConfigError> {
+        let field = format!("providers.{name}.baseUrl");
+        let base_url = entry.base_url.as_deref().filter(|url| !url.is_empty());
+        let base_url =
+            base_url.ok_or_else(|| ConfigError::field(&field, "is required: the address of the service"))?;
+        let mut settings = ClientSettings::new(name.to_owned(), base_url, &field)?;
+        if let Some(key) = resolve_key(entry.api_key.as_ref(), name, env)? {
+            settings.auth = Auth::Bearer(key);
+        }
+        Ok(Self(ServiceClient::new(settings)?))
     }
 
     /// Embeds chunks; of no chunks, without asking the service.

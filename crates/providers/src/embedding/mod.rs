@@ -16,7 +16,9 @@ use std::sync::Arc;
 use ragstone_core::model::{Embedder, ModelIdentity, ModelInfo};
 use secrecy::SecretString;
 
-pub use contract::{Chunk, ChunkEmbedding, ContractAnswer, ContractClient, ContractRequest, SkippedChunk};
+pub use contract::{
+    CONTRACT_TYPE, Chunk, ChunkEmbedding, ContractAnswer, ContractClient, ContractRequest, SkippedChunk,
+};
 pub use resolve::{Resolution, from_config, from_entry, provider_type_to_embedding_type, resolve};
 pub(crate) use resolve::{known_ids, resolve_key};
 
@@ -93,6 +95,8 @@ pub struct EmbedderSettings {
     pub model: String,
     /// Sent with every call; `None` for the backend's default.
     pub dimensions: Option<usize>,
+    /// What the configuration says of the model's version.
+    pub version: Option<String>,
     pub policy: Policy,
 }
 
@@ -140,7 +144,9 @@ pub fn create(settings: EmbedderSettings) -> Result<Arc<dyn Embedder>, ConfigErr
     let info = ModelInfo {
         identity: ModelIdentity {
             id: settings.id,
-            version: format!("{}/{name}/{dimensions}", backend.as_str()),
+            version: settings.version.unwrap_or_else(|| {
+                ModelIdentity::unstated_version(&format!("{}/{name}/{dimensions}", backend.as_str()))
+            }),
             dimensions,
         },
         name,
@@ -167,6 +173,7 @@ mod tests {
             base_url: None,
             model: String::new(),
             dimensions: None,
+            version: None,
             policy: Policy::default(),
         }
     }

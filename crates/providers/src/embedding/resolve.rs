@@ -117,6 +117,7 @@ pub fn from_config(
             provider,
             model: &model,
             dimensions: config.dimensions,
+            version: None,
         },
         providers,
         env,
@@ -130,6 +131,7 @@ pub fn from_entry(
     provider: &str,
     model: &str,
     dimensions: Option<usize>,
+    version: Option<&str>,
     providers: &Providers,
     env: Environment,
 ) -> Result<Arc<dyn Embedder>, ConfigError> {
@@ -141,6 +143,7 @@ pub fn from_entry(
         provider,
         model,
         dimensions,
+        version,
     };
     open(resolution, wanted, providers, env)
 }
@@ -150,6 +153,7 @@ struct Wanted<'a> {
     provider: &'a str,
     model: &'a str,
     dimensions: Option<usize>,
+    version: Option<&'a str>,
 }
 
 fn open(
@@ -187,6 +191,7 @@ fn open(
         base_url,
         model: wanted.model.to_owned(),
         dimensions: wanted.dimensions,
+        version: wanted.version.map(str::to_owned),
         policy: Policy::default(),
     })
 }

@@ -24,6 +24,7 @@ fn embedder(backend: Backend, url: &str, policy: Policy) -> Arc<dyn Embedder> {
         base_url: Some(format!("{url}/v1")),
         model: "model-x".into(),
         dimensions: Some(WIDTH),
+        version: None,
         policy,
     })
     .unwrap()

@@ -118,6 +118,7 @@ async fn providers_show_nothing(url: &str) {
             base_url: Some(url.to_owned()),
             model: String::new(),
             dimensions: None,
+            version: None,
             policy: quick(),
         };
         assert_clean("settings", &format!("{settings:?}"));

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use text_splitter::{ChunkConfig, MarkdownSplitter, TextSplitter};
 
 use super::outline::{DocType, Outline, Section, outline};
-use super::read::{Body, Text};
+use super::read::{Body, Text, html};
 use super::size::TokenSizer;
 
 /// Metadata keys. Filters and sibling gathering rely on the names.
@@ -26,6 +26,9 @@ pub mod keys {
     pub const DOC_TYPE: &str = "doc_type";
     pub const POSITION: &str = "position";
     pub const CONTENT_HASH: &str = "content_hash";
+    /// What a row of a file calls itself. Ids of documents begin with the source, because rows of two
+    /// files may call themselves the same.
+    pub const ROW_ID: &str = "row_id";
 }
 
 const MAX_ID_BYTES: usize = 512;
@@ -80,6 +83,11 @@ impl Splitter {
     pub fn split(&self, origin: &Origin, text: &Text) -> Vec<Chunk> {
         match &text.body {
             Body::Markdown(markdown) => self.split_markdown(origin, text.title.clone(), markdown),
+            Body::Page(markdown) => {
+                let mut chunks = self.split_markdown(origin, text.title.clone(), markdown);
+                chunks.iter_mut().for_each(as_on_the_page);
+                chunks
+            }
             Body::Plain(plain) => self.split_whole(origin, text, plain, DocType::Paragraph),
             Body::Code(code) => self.split_whole(origin, text, code, DocType::Code),
             Body::Pages(pages) => self.split_pages(origin, text, pages),
@@ -271,6 +279,20 @@ impl Blocks<'_> {
             .max_by_key(|(kind, shared)| (*shared, std::cmp::Reverse(*kind)))
             .map_or(DocType::Heading, |(kind, _)| kind)
     }
+}
+
+/// Takes the marks of Markdown that only the conversion needed out of a chunk again.
+fn as_on_the_page(chunk: &mut Chunk) {
+    let text = html::unescaped(&chunk.document.text);
+    if text == chunk.document.text {
+        return;
+    }
+    chunk.content_hash = content_hash(&text);
+    chunk.document.metadata.insert(
+        keys::CONTENT_HASH.to_owned(),
+        Value::from(chunk.content_hash.as_str()),
+    );
+    chunk.document.text = text;
 }
 
 /// Cuts a text that is much longer than `size` where it hurts least: between paragraphs, lines,

@@ -4,19 +4,20 @@ use std::time::Duration;
 
 use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, Role};
 
-const ATTEMPTS: u32 = 8;
-
 /// One vector per text; `None` for a text that the model refuses by itself.
 pub(super) async fn embed(
     embedder: &dyn Embedder,
     texts: Vec<String>,
+    attempts: u32,
 ) -> Result<Vec<Option<Embedding>>, ModelError> {
     if texts.is_empty() {
         return Ok(Vec::new());
     }
-    match embed_patiently(embedder, texts.clone()).await {
+    match embed_patiently(embedder, texts.clone(), attempts).await {
         Ok(embeddings) => Ok(embeddings.into_iter().map(Some).collect()),
-        Err(ModelError::InvalidInput(_) | ModelError::Failed(_)) => one_by_one(embedder, texts).await,
+        Err(ModelError::InvalidInput(_) | ModelError::Failed(_)) => {
+            one_by_one(embedder, texts, attempts).await
+        }
         Err(error) => Err(error),
     }
 }
@@ -26,11 +27,12 @@ pub(super) async fn embed(
 async fn one_by_one(
     embedder: &dyn Embedder,
     texts: Vec<String>,
+    attempts: u32,
 ) -> Result<Vec<Option<Embedding>>, ModelError> {
     let mut embeddings = Vec::with_capacity(texts.len());
     let mut failures = 0;
     for text in texts {
-        match embed_patiently(embedder, vec![text]).await {
+        match embed_patiently(embedder, vec![text], attempts).await {
             Ok(one) => embeddings.push(one.into_iter().next()),
             Err(ModelError::InvalidInput(message)) => {
                 tracing::warn!(%message, "a text could not be embedded");
@@ -51,7 +53,11 @@ async fn one_by_one(
 }
 
 /// Waits for a busy model: queries of others come first.
-async fn embed_patiently(embedder: &dyn Embedder, texts: Vec<String>) -> Result<Vec<Embedding>, ModelError> {
+async fn embed_patiently(
+    embedder: &dyn Embedder,
+    texts: Vec<String>,
+    attempts: u32,
+) -> Result<Vec<Embedding>, ModelError> {
     let mut attempt = 1;
     loop {
         let inputs = texts.iter().cloned().map(EmbedInput::Text).collect();
@@ -71,7 +77,7 @@ async fn embed_patiently(embedder: &dyn Embedder, texts: Vec<String>) -> Result<
             ModelError::Unavailable(_) => Duration::from_millis(250) * 2u32.pow(attempt.min(6)),
             _ => return Err(error),
         };
-        if attempt == ATTEMPTS {
+        if attempt >= attempts {
             return Err(error);
         }
         attempt += 1;

@@ -18,6 +18,10 @@ pub enum Kind {
     Csv,
 }
 
+/// Why a file of no kind is not ingested.
+pub const UNKNOWN_TYPE: &str = "it is of a type that cannot be read: Markdown, HTML, plain text, PDF, JSONL, CSV and \
+                                source code can";
+
 const MARKDOWN: [&str; 4] = ["md", "markdown", "mdown", "mkd"];
 const HTML: [&str; 3] = ["html", "htm", "xhtml"];
 const JSON_LINES: [&str; 2] = ["jsonl", "ndjson"];

@@ -15,7 +15,7 @@ use super::chunk::hex;
 
 const KIND: &str = "ingested";
 /// Raised when the same bytes would be split in another way.
-const SPLITTING: u32 = 1;
+const SPLITTING: u32 = 2;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Manifest {

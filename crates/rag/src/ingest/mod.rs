@@ -27,7 +27,7 @@ pub mod walk;
 mod tests;
 
 pub use chunk::{Chunk, Splitter};
-pub use kind::Kind;
+pub use kind::{Kind, UNKNOWN_TYPE};
 pub use prepare::{Content, Input, chunks_of};
 pub use read::{IsolatedReader, ReadOptions, Unreadable};
 pub use report::{Progress, Report};

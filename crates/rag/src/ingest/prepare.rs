@@ -41,6 +41,17 @@ pub enum Content {
     Part(Vec<u8>),
 }
 
+impl Content {
+    /// How much there is to be read, where that is known.
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::File(path) => std::fs::metadata(path).map_or(0, |about| about.len()),
+            Self::Memory(bytes) | Self::Part(bytes) => bytes.len() as u64,
+            Self::Stream(_) => 0,
+        }
+    }
+}
+
 /// What the later stages do, in this order.
 pub(super) enum Step {
     Store(Change, Box<Chunk>),
@@ -119,11 +130,13 @@ impl From<Stop> for Refused {
     }
 }
 
-/// The chunks of a document that is read as a whole, without looking at any collection.
+/// The chunks of a document, without looking at any collection. Of a file of rows, those that cannot
+/// be read are reported and the others are there.
 pub fn chunks_of(
     input: &Input,
     splitter: &Splitter,
     options: &ReadOptions,
+    bad_row: &mut dyn FnMut(String),
 ) -> Result<Vec<Chunk>, Unreadable> {
     let unreadable = |error: std::io::Error| Unreadable::new(error.to_string());
     let read_file;
@@ -140,9 +153,11 @@ pub fn chunks_of(
         let mut keys = RowKeys::default();
         let mut chunks = Vec::new();
         for row in read_rows(input.kind, Cursor::new(bytes.clone()), options.max_row_bytes) {
-            let row = row.map_err(|error| Unreadable::new(error.to_string()))?;
-            let key = keys.key(&row).map_err(Unreadable::new)?;
-            chunks.extend(row_chunks(splitter, &input.source, &key, row));
+            let row = row.map_err(|error| error.to_string());
+            match row.and_then(|row| Ok((keys.key(&row)?, row))) {
+                Ok((key, row)) => chunks.extend(row_chunks(splitter, &input.source, &key, row)),
+                Err(problem) => bad_row(problem),
+            }
         }
         return Ok(chunks);
     }
@@ -164,6 +179,7 @@ impl Preparation {
     pub(super) fn run(mut self, mut inputs: mpsc::Receiver<Input>) -> Result<(), Stop> {
         while let Some(input) = inputs.blocking_recv() {
             let source = input.source.clone();
+            let bytes = input.content.bytes();
             // Parsers meet here what nobody thought of; one such document must not end the run.
             let prepared = catch_unwind(AssertUnwindSafe(|| self.prepare(input)));
             let gave_up = || {
@@ -174,7 +190,10 @@ impl Preparation {
             match prepared.unwrap_or_else(|_| gave_up()) {
                 Ok(()) => {}
                 Err(Refused::Unreadable(problem)) => {
-                    self.progress.update(|report| report.fail(source, problem));
+                    self.progress.update(|report| {
+                        report.bytes += bytes;
+                        report.fail(source, problem);
+                    });
                 }
                 Err(Refused::Stop(stop)) => return Err(stop),
             }
@@ -216,7 +235,11 @@ impl Preparation {
             chunks: total,
             documents: 1,
         };
-        let documents = plan.document();
+        let mut documents = plan.document();
+        if before.manifest.is_none() && total == 0 && documents.unchanged == 1 {
+            // A document without any text is new like any other when it is first seen.
+            (documents.added, documents.unchanged) = (1, 0);
+        }
         Ok(self.send_plan(&input.source, plan, documents, Some(manifest), size)?)
     }
 

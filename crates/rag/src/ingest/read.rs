@@ -5,7 +5,7 @@
 //! or repeated beyond reason) run in a process of their own where one is configured.
 
 mod decode;
-mod html;
+pub(super) mod html;
 mod isolated;
 mod pdf;
 
@@ -50,6 +50,8 @@ impl Default for ReadOptions {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Body {
     Markdown(String),
+    /// Markdown made of HTML, with backslashes that are not on the page.
+    Page(String),
     Plain(String),
     Code(String),
     /// Plain text, page by page.

@@ -269,6 +269,13 @@ fn parse_csv(header: &csv::StringRecord, row: &csv::StringRecord) -> Result<Row,
             .map(str::trim)
             .filter(|c| !c.is_empty())
     };
+    if row.iter().skip(header.len()).any(|cell| !cell.trim().is_empty()) {
+        return Err(format!(
+            "it has {} cells, and the header names only {}",
+            row.len(),
+            header.len()
+        ));
+    }
     let mut metadata = Metadata::new();
     let mut lines = Vec::new();
     for (index, value) in row.iter().enumerate() {
@@ -346,6 +353,10 @@ mod tests {
         assert_eq!((first.id.as_deref(), first.text.as_str()), (Some("1"), "a;b"));
         assert_eq!(first.metadata["lang"], "en");
         assert_eq!(second.text, "c");
+        let rows = read(Kind::Csv, b"id,text\n1,a,b\n2,c,\n", 1000);
+        let refused = rows[0].clone().unwrap_err().to_string();
+        assert_eq!(refused, "line 2: it has 3 cells, and the header names only 2");
+        assert_eq!(rows[1].clone().unwrap().text, "c");
         let rows = read(Kind::Csv, b"name\tage\nAda\t36\n", 1000);
         assert_eq!(rows[0].clone().unwrap().text, "name: Ada\nage: 36");
         assert_eq!(rows[0].clone().unwrap().doc_type, DocType::Table);

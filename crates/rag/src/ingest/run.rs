@@ -51,6 +51,8 @@ pub struct Ingestion {
     pub service: Service,
     pub records: Arc<dyn Records>,
     pub read: ReadOptions,
+    /// How often a model that is busy or away is asked before the run is given up.
+    pub attempts: u32,
 }
 
 #[derive(Debug, Clone)]
@@ -101,6 +103,7 @@ impl Ingestion {
             model: model.clone(),
             progress: Arc::clone(&progress),
             in_flight: Mutex::default(),
+            attempts: self.attempts,
         });
         let preparation = Preparation {
             store: Arc::clone(&self.service.store),
@@ -177,6 +180,7 @@ struct Work {
     progress: Arc<Progress>,
     /// Content that is with the model: whoever needs it too takes it from the ledger later.
     in_flight: Mutex<HashSet<LedgerKey>>,
+    attempts: u32,
 }
 
 #[derive(Default)]
@@ -283,8 +287,10 @@ impl Work {
                 }
             }
         }
-        let embedder = Arc::clone(&self.embedder);
-        let vectors = Task(tokio::spawn(async move { embed(embedder.as_ref(), texts).await }));
+        let (embedder, attempts) = (Arc::clone(&self.embedder), self.attempts);
+        let vectors = Task(tokio::spawn(async move {
+            embed(embedder.as_ref(), texts, attempts).await
+        }));
         Ok(InFlight {
             batch,
             known,
@@ -391,7 +397,7 @@ impl Work {
             .into_iter()
             .map(|(key, text)| (key, text.to_owned()))
             .unzip();
-        let vectors = embed(self.embedder.as_ref(), texts).await?;
+        let vectors = embed(self.embedder.as_ref(), texts, self.attempts).await?;
         for (key, embedding) in keys.into_iter().zip(vectors) {
             if let Some(embedding) = embedding {
                 let embedding_id = key.embedding_id();

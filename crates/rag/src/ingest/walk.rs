@@ -37,7 +37,11 @@ pub struct Selection {
 
 enum Root {
     Path(PathBuf),
-    Glob { base: PathBuf, matcher: GlobMatcher },
+    Glob {
+        pattern: String,
+        base: PathBuf,
+        matcher: GlobMatcher,
+    },
 }
 
 impl Selection {
@@ -56,21 +60,26 @@ impl Selection {
 
     /// All files, in a fixed order, each once however many ways lead to it. Hidden files and folders
     /// are left out unless they are named.
-    pub fn find(&self) -> Result<Found, InvalidInput> {
+    pub fn find(&self) -> Found {
         let mut found = Found::default();
         let mut seen = HashSet::new();
         for root in &self.roots {
-            let (base, matcher) = match root {
-                Root::Path(path) => (path, None),
-                Root::Glob { base, matcher } => (base, Some(matcher)),
-            };
             let before = found.files.len();
-            self.walk(base, matcher, &mut seen, &mut found)?;
-            if matcher.is_some() && found.files.len() == before {
-                tracing::warn!(pattern = %base.display(), "no file matches");
+            match root {
+                Root::Path(path) => self.walk(path, None, &mut seen, &mut found),
+                Root::Glob {
+                    pattern,
+                    base,
+                    matcher,
+                } => {
+                    self.walk(base, Some(matcher), &mut seen, &mut found);
+                    if found.files.len() == before {
+                        tracing::warn!(pattern, "no file matches");
+                    }
+                }
             }
         }
-        Ok(found)
+        found
     }
 
     fn walk(
@@ -79,15 +88,24 @@ impl Selection {
         matcher: Option<&GlobMatcher>,
         seen: &mut HashSet<PathBuf>,
         found: &mut Found,
-    ) -> Result<(), InvalidInput> {
+    ) {
         let start = if base.as_os_str().is_empty() {
             Path::new(".")
         } else {
             base
         };
-        let about = std::fs::metadata(start)
-            .map_err(|error| InvalidInput::new(format!("{} cannot be read: {error}", start.display())))?;
-        let named = about.is_file() && matcher.is_none();
+        let named = match std::fs::metadata(start) {
+            Ok(about) => about.is_file() && matcher.is_none(),
+            // A pattern under a folder that is not there matches nothing, as any other pattern may.
+            Err(_) if matcher.is_some() => return,
+            Err(error) => {
+                found.problems.push((source_name(start), error.to_string()));
+                return;
+            }
+        };
+        let wanted = |source: &str| {
+            matcher.is_none_or(|matcher| matcher.is_match(source)) && (named || self.wants(source))
+        };
         let walk = WalkDir::new(start)
             .follow_links(true)
             .sort_by_file_name()
@@ -102,6 +120,11 @@ impl Selection {
                 Err(error) if error.loop_ancestor().is_some() => continue,
                 Err(error) => {
                     let path = error.path().map(source_name).unwrap_or_default();
+                    // A link that leads nowhere is nobody's loss where it would not have been read.
+                    let is_link = error.path().is_some_and(Path::is_symlink);
+                    if is_link && !wanted(&path) {
+                        continue;
+                    }
                     let problem = error
                         .io_error()
                         .map_or_else(|| error.to_string(), ToString::to_string);
@@ -113,9 +136,7 @@ impl Selection {
                 continue;
             }
             let source = source_name(entry.path());
-            let wanted =
-                matcher.is_none_or(|matcher| matcher.is_match(&source)) && (named || self.wants(&source));
-            if !wanted || !std::fs::canonicalize(entry.path()).is_ok_and(|path| seen.insert(path)) {
+            if !wanted(&source) || !std::fs::canonicalize(entry.path()).is_ok_and(|path| seen.insert(path)) {
                 continue;
             }
             found.files.push(FoundFile {
@@ -126,7 +147,6 @@ impl Selection {
                 named,
             });
         }
-        Ok(())
     }
 
     fn wants(&self, source: &str) -> bool {
@@ -166,6 +186,7 @@ impl Root {
             .collect();
         let pattern = source_name(Path::new(text));
         Ok(Self::Glob {
+            pattern: text.to_owned(),
             base: fixed,
             matcher: glob(&pattern)?.compile_matcher(),
         })
@@ -245,8 +266,7 @@ mod tests {
             .collect();
         let found = Selection::new(&paths, &own(include), &own(exclude))
             .unwrap()
-            .find()
-            .unwrap();
+            .find();
         let prefix = format!("{}/", source_name(folder));
         found
             .files
@@ -270,10 +290,10 @@ mod tests {
             names(at, &["a.md", "", ".hidden.md"], &["*.md"], &[]),
             ["a.md", "sub/c.md", ".hidden.md"]
         );
-        let missing = Selection::new(&[at.join("none").display().to_string()], &[], &[])
-            .unwrap()
-            .find();
-        assert!(missing.unwrap_err().to_string().contains("none cannot be read"));
+        let typed = ["none", "a.md"].map(|name| at.join(name).display().to_string());
+        let missing = Selection::new(&typed, &[], &[]).unwrap().find();
+        assert!(missing.problems[0].0.ends_with("/none"), "{:?}", missing.problems);
+        assert_eq!(missing.files.len(), 1, "the rest is found");
         assert!(Selection::new(&["a".into()], &["[".into()], &[]).is_err());
     }
 
@@ -285,6 +305,13 @@ mod tests {
         std::os::unix::fs::symlink(at, at.join("sub/back")).unwrap();
         std::os::unix::fs::symlink(at.join("sub"), at.join("z-other")).unwrap();
         std::os::unix::fs::symlink(at.join("nowhere"), at.join("broken")).unwrap();
+        let problems = |exclude: &[String]| {
+            let found = Selection::new(&[at.display().to_string()], &[], exclude)
+                .unwrap()
+                .find();
+            found.problems.len()
+        };
+        assert_eq!((problems(&[]), problems(&["broken".to_owned()])), (1, 0));
         assert_eq!(
             names(at, &[""], &[], &[]),
             ["a.md", "b.txt", "sub/c.md", "sub/deep/e.MD", "sub/x.png"]

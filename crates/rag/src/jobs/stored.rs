@@ -75,7 +75,8 @@ pub(super) struct JobRecord {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct ItemRecord {
     pub(super) source: String,
-    pub(super) kind: Kind,
+    /// Absent for what cannot be read.
+    pub(super) kind: Option<Kind>,
     pub(super) bytes: u64,
     pub(super) parts: usize,
     pub(super) partial: bool,
@@ -90,6 +91,17 @@ impl ItemRecord {
             parts,
             partial: item.partial,
         }
+    }
+}
+
+/// Jobs of a collection are found by it, those that are not finished apart from the others, so that
+/// the first of them is found at once.
+pub(super) fn group(collection: &str, finished: bool) -> String {
+    if finished {
+        collection.to_owned()
+    } else {
+        // No name of a collection has a space.
+        format!("{collection} open")
     }
 }
 
@@ -147,7 +159,7 @@ impl JobRecord {
         RecordChange::Put {
             kind: KIND.to_owned(),
             key: id.to_owned(),
-            group: self.collection.clone(),
+            group: group(&self.collection, self.state.is_final()),
             value: serde_json::to_vec(self).unwrap_or_default(),
             due,
             expect,

@@ -1,9 +1,12 @@
 //! Jobs against a real store, with workers that come and go.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use ragstone_core::filter::Filter;
+use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, ModelInfo, Role};
 use ragstone_core::records::Records;
 use ragstone_core::store::Page;
 use serde_json::json;
@@ -15,16 +18,16 @@ use crate::test_parts::{Parts, WordEmbedder, parts};
 
 async fn setup() -> (Parts, Jobs) {
     let parts = parts(Models::new(vec![WordEmbedder::new("words")], None));
-    let metadata = json!({"embedding_model": "words"}).as_object().unwrap().clone();
-    let name = CollectionName::parse("c").unwrap();
-    parts
-        .service
-        .store
-        .create_collection(&name, metadata)
-        .await
-        .unwrap();
+    create(&parts, "c", "words").await;
     let jobs = jobs(&parts);
     (parts, jobs)
+}
+
+async fn create(parts: &Parts, name: &str, model: &str) {
+    let metadata = json!({"embedding_model": model}).as_object().unwrap().clone();
+    let name = CollectionName::parse(name).unwrap();
+    let created = parts.service.store.create_collection(&name, metadata).await;
+    created.unwrap();
 }
 
 fn jobs(parts: &Parts) -> Jobs {
@@ -32,13 +35,34 @@ fn jobs(parts: &Parts) -> Jobs {
         service: parts.service.clone(),
         records: parts.store.clone(),
         read: ReadOptions::default(),
+        attempts: 1,
     })
+}
+
+/// Away until it is told to be there.
+struct AwayEmbedder {
+    there: AtomicBool,
+    model: Arc<WordEmbedder>,
+}
+
+#[async_trait]
+impl Embedder for AwayEmbedder {
+    fn info(&self) -> &ModelInfo {
+        self.model.info()
+    }
+
+    async fn embed(&self, inputs: Vec<EmbedInput>, role: Role) -> Result<Vec<Embedding>, ModelError> {
+        if self.there.load(Ordering::Relaxed) {
+            return self.model.embed(inputs, role).await;
+        }
+        Err(ModelError::Unavailable("nobody answers".to_owned()))
+    }
 }
 
 fn new_job(items: Vec<(&str, Vec<u8>)>) -> NewJob {
     let items = items.into_iter().map(|(source, bytes)| NewItem {
         source: source.to_owned(),
-        kind: Kind::of_path(std::path::Path::new(source)).unwrap(),
+        kind: Kind::of_path(std::path::Path::new(source)),
         bytes,
         partial: false,
     });
@@ -166,6 +190,99 @@ async fn two_workers_never_do_one_job_twice() {
     for worker in workers {
         worker.stop().await;
     }
+}
+
+/// A worker that died holds its job until the lease is over; what came later must not overtake it.
+#[tokio::test]
+async fn jobs_of_a_collection_are_done_in_their_order_and_others_do_not_wait() {
+    let (parts, jobs) = setup().await;
+    create(&parts, "d", "words").await;
+    let with = |text: &str| new_job(vec![("a.txt", text.as_bytes().to_vec())]);
+    let old = jobs.submit(with("the old text")).await.unwrap();
+    let lease = now() + 1500;
+    let taken = parts.store.claim(KIND, 1, now(), lease).await.unwrap();
+    assert_eq!(taken[0].key, old.id);
+    let new = jobs.submit(with("the new text")).await.unwrap();
+    let newest = jobs.submit(with("the newest text")).await.unwrap();
+    let elsewhere = NewJob {
+        collection: CollectionName::parse("d").unwrap(),
+        ..with("other")
+    };
+    let elsewhere = jobs.submit(elsewhere).await.unwrap();
+    let worker = jobs.worker().start();
+    assert_eq!(finished(&jobs, &elsewhere.id).await.state, JobState::Done);
+    assert_eq!(jobs.get(&old.id).await.unwrap().unwrap().state, JobState::Queued);
+    let mut ended = Vec::new();
+    for job in [&old, &new, &newest] {
+        ended.push(finished(&jobs, &job.id).await.finished);
+    }
+    assert!(ended.is_sorted() && ended[0] >= Some(lease), "{ended:?} {lease}");
+    let name = CollectionName::parse("c").unwrap();
+    let page = Page { limit: 9, offset: 0 };
+    let everything = Filter::everything();
+    let there = parts.service.store.documents(&name, &everything, page);
+    assert_eq!(there.await.unwrap().documents[0].text, "the newest text");
+    let listed = jobs.list(Some(&name)).await.unwrap();
+    let ids: Vec<&str> = listed.iter().map(|job| job.id.as_str()).collect();
+    assert_eq!(ids, [&newest.id, &new.id, &old.id], "newest first");
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn a_job_whose_model_is_away_says_so_and_keeps_nobody_waiting() {
+    let away = Arc::new(AwayEmbedder {
+        there: AtomicBool::new(false),
+        model: WordEmbedder::new("far"),
+    });
+    let models: Vec<Arc<dyn Embedder>> = vec![Arc::clone(&away) as _, WordEmbedder::new("words")];
+    let parts = parts(Models::new(models, None));
+    create(&parts, "c", "far").await;
+    create(&parts, "d", "words").await;
+    let jobs = jobs(&parts);
+    let one = || vec![("a.txt", b"text".to_vec())];
+    let waiting = jobs.submit(new_job(one())).await.unwrap();
+    let worker = jobs.worker().start();
+    let mut error = None;
+    for _ in 0..1000 {
+        error = jobs.get(&waiting.id).await.unwrap().unwrap().error;
+        if error.is_some() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(error.is_some_and(|error| error.contains("nobody answers")));
+    let other = NewJob {
+        collection: CollectionName::parse("d").unwrap(),
+        ..new_job(one())
+    };
+    let other = jobs.submit(other).await.unwrap();
+    assert_eq!(finished(&jobs, &other.id).await.state, JobState::Done);
+    assert!(!jobs.get(&waiting.id).await.unwrap().unwrap().state.is_final());
+    away.there.store(true, Ordering::Relaxed);
+    let done = finished(&jobs, &waiting.id).await;
+    assert_eq!((done.state, done.error), (JobState::Done, None));
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn a_file_of_no_known_type_is_reported_and_does_not_stop_the_rest() {
+    let (_parts, jobs) = setup().await;
+    let job = jobs
+        .submit(new_job(vec![
+            ("a.png", vec![1, 2, 3]),
+            ("a.txt", b"text".to_vec()),
+        ]))
+        .await
+        .unwrap();
+    let worker = jobs.worker().start();
+    let done = finished(&jobs, &job.id).await;
+    assert_eq!(
+        (done.report.documents.added, done.report.documents.failed),
+        (1, 1)
+    );
+    assert_eq!(done.report.bytes, done.bytes);
+    assert_eq!(done.report.errors[0].source, "a.png");
+    worker.stop().await;
 }
 
 #[tokio::test]

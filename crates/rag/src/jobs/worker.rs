@@ -1,4 +1,4 @@
-//! Doing jobs, one at a time.
+//! Doing jobs: of one collection one at a time, of several a few.
 
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
@@ -8,13 +8,13 @@ use ragstone_core::collection::CollectionName;
 use ragstone_core::model::ModelError;
 use ragstone_core::records::{Applied, Expect, Millis, RecordChange};
 use ragstone_core::store::StoreError;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 
 use super::stored::{JobRecord, KIND, PART_KIND, Stored};
 use super::{JobState, Jobs, NewItem, Running, now};
 use crate::error::ServiceError;
-use crate::ingest::{IngestTarget, Input, Progress};
+use crate::ingest::{IngestTarget, Input, Progress, UNKNOWN_TYPE};
 
 /// A worker that is silent for this long is taken for dead.
 const LEASE: Millis = 10_000;
@@ -24,30 +24,46 @@ const POLL: Duration = Duration::from_secs(2);
 /// How far a job is, is noted after so many documents or so many bytes.
 const GROUP_ITEMS: usize = 64;
 const GROUP_BYTES: u64 = 4 << 20;
-const MAX_ATTEMPTS: u32 = 10;
+/// So many at once, so that a large job does not keep a small one of another collection waiting.
+const AT_ONCE: usize = 2;
+/// What a job needs may be away for about a day, at one attempt a minute.
+const MAX_ATTEMPTS: u32 = 24 * 60;
+const MAX_WAIT: Millis = 60_000;
+/// How long a job waits that finds an earlier one which nobody has taken yet.
+const BEHIND: Millis = 200;
 
 /// Serves the queue until it is told to stop.
 pub struct Worker {
     jobs: Jobs,
-    task: Option<JoinHandle<()>>,
+    /// True once the server is stopping: hand back what is being worked on.
+    stop: watch::Sender<bool>,
+    tasks: Vec<JoinHandle<()>>,
 }
 
 impl Worker {
     pub(super) fn new(jobs: Jobs) -> Self {
-        Self { jobs, task: None }
+        Self {
+            jobs,
+            stop: watch::Sender::new(false),
+            tasks: Vec::new(),
+        }
     }
 
     /// Starts working in the background.
     pub fn start(mut self) -> Self {
-        let jobs = self.jobs.clone();
-        self.task = Some(tokio::spawn(async move { serve(&jobs).await }));
+        for _ in 0..AT_ONCE {
+            let jobs = self.jobs.clone();
+            let stop = self.stop.subscribe();
+            self.tasks
+                .push(tokio::spawn(async move { serve(&jobs, stop).await }));
+        }
         self
     }
 
-    /// Hands back the job that is being worked on, so that the next start goes on with it at once.
+    /// Hands back the jobs that are being worked on, so that the next start goes on with them at once.
     pub async fn stop(mut self) {
-        self.jobs.shared.stop.notify_one();
-        if let Some(task) = self.task.take() {
+        self.stop.send_replace(true);
+        for task in std::mem::take(&mut self.tasks) {
             let _ = task.await;
         }
     }
@@ -55,16 +71,21 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        if let Some(task) = &self.task {
+        for task in &self.tasks {
             task.abort();
         }
     }
 }
 
-async fn serve(jobs: &Jobs) {
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    // Whoever could say so being gone means the same.
+    let _ = stop.wait_for(|stop| *stop).await;
+}
+
+async fn serve(jobs: &Jobs, mut stop: watch::Receiver<bool>) {
     let shared = Arc::clone(&jobs.shared);
-    loop {
-        match work_once(jobs).await {
+    while !*stop.borrow() {
+        match work_once(jobs, &mut stop).await {
             Ok(Found::Job) => {}
             Ok(Found::Stop) => return,
             found => {
@@ -73,7 +94,7 @@ async fn serve(jobs: &Jobs) {
                 }
                 tokio::select! {
                     () = shared.wake.notified() => {}
-                    () = shared.stop.notified() => return,
+                    () = stopped(&mut stop) => return,
                     () = tokio::time::sleep(POLL) => {}
                 }
             }
@@ -87,7 +108,7 @@ enum Found {
     Stop,
 }
 
-async fn work_once(jobs: &Jobs) -> Result<Found, StoreError> {
+async fn work_once(jobs: &Jobs, stop: &mut watch::Receiver<bool>) -> Result<Found, StoreError> {
     let now = now();
     let claimed = jobs.ingestion.records.claim(KIND, 1, now, now + LEASE).await?;
     let Some(record) = claimed.first() else {
@@ -110,8 +131,15 @@ async fn work_once(jobs: &Jobs) -> Result<Found, StoreError> {
         jobs.ingestion.records.apply(changes).await?;
         return Ok(Found::Job);
     }
+    if let Some(first) = jobs.first_open(&stored.record.collection).await?
+        && first.key != stored.id
+    {
+        let due = first.due.unwrap_or(now).max(now + BEHIND);
+        release(jobs, stored, due).await?;
+        return Ok(Found::Job);
+    }
     let id = stored.id.clone();
-    let ended = do_job(jobs, stored).await;
+    let ended = do_job(jobs, stored, stop).await;
     jobs.shared
         .running
         .lock()
@@ -128,7 +156,11 @@ fn delete_job(id: &str, version: u64) -> RecordChange {
     }
 }
 
-async fn do_job(jobs: &Jobs, mut stored: Stored) -> Result<Found, StoreError> {
+async fn do_job(
+    jobs: &Jobs,
+    mut stored: Stored,
+    stop: &mut watch::Receiver<bool>,
+) -> Result<Found, StoreError> {
     stored.record.state = JobState::Running;
     stored.record.started.get_or_insert_with(now);
     let cancel = Arc::new(Notify::new());
@@ -158,12 +190,13 @@ async fn do_job(jobs: &Jobs, mut stored: Stored) -> Result<Found, StoreError> {
         if !renew(jobs, &mut stored).await? {
             return Ok(Found::Job);
         }
-        match attend(jobs, &mut stored, group.clone(), &progress, &cancel).await? {
+        match attend(jobs, &mut stored, group.clone(), &progress, &cancel, stop).await? {
             Attended::Done(Ok(())) => {
                 let snapshot = progress.snapshot();
                 stored.record.report.add(&snapshot);
                 stored.record.next = group.end;
                 stored.record.attempts = 0;
+                stored.record.error = None;
                 if !renew(jobs, &mut stored).await? {
                     return Ok(Found::Job);
                 }
@@ -211,6 +244,7 @@ async fn attend(
     group: Range<usize>,
     progress: &Arc<Progress>,
     cancel: &Notify,
+    stop: &mut watch::Receiver<bool>,
 ) -> Result<Attended, StoreError> {
     let record = stored.record.clone();
     let mut work = Box::pin(ingest_group(jobs, &record, stored.id.clone(), group, progress));
@@ -220,7 +254,7 @@ async fn attend(
         tokio::select! {
             done = &mut work => return Ok(Attended::Done(done)),
             () = cancel.notified() => return Ok(Attended::Lost),
-            () = jobs.shared.stop.notified() => return Ok(Attended::Stopping),
+            () = stopped(stop) => return Ok(Attended::Stopping),
             _ = beat.tick() => match renew(jobs, stored).await {
                 Ok(true) => {}
                 Ok(false) => return Ok(Attended::Lost),
@@ -248,6 +282,13 @@ async fn ingest_group(
             let Some(item) = record.items.get(index) else {
                 break;
             };
+            let Some(kind) = item.kind else {
+                progress.update(|report| {
+                    report.bytes += item.bytes;
+                    report.fail(&item.source, UNKNOWN_TYPE);
+                });
+                continue;
+            };
             let keys = record.part_keys(&id, index);
             let mut parts = jobs.ingestion.records.get(PART_KIND, &keys).await?;
             parts.sort_by(|a, b| a.key.cmp(&b.key));
@@ -258,7 +299,7 @@ async fn ingest_group(
             }
             let input = Input {
                 source: item.source.clone(),
-                kind: item.kind,
+                kind,
                 content: NewItem::content(bytes, item.partial),
             };
             if sender.send(input).await.is_err() {
@@ -307,7 +348,7 @@ async fn give_up_or_retry(jobs: &Jobs, mut stored: Stored, error: ServiceError) 
     stored.record.attempts += 1;
     let message = error.to_string();
     if passing && stored.record.attempts < MAX_ATTEMPTS {
-        let wait = 1000 * (1 << stored.record.attempts.min(8));
+        let wait = MAX_WAIT.min(1000 << stored.record.attempts.min(8));
         tracing::warn!(job = stored.id, %error, retry_in_ms = wait, "an ingestion job waits");
         stored.record.error = Some(message);
         return release(jobs, stored, now() + wait).await;

@@ -81,7 +81,7 @@ pub async fn embed_chunks(
             .ok_or_else(|| InvalidInput::new("model id is required"))?,
     };
     let model = embedder.info().identity.clone();
-    if model.version.is_empty() {
+    if !model.has_stated_version() {
         return Err(InvalidInput::new(format!(
             "model version is required: model '{}' has none; give its entry a version",
             model.id

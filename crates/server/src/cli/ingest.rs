@@ -21,7 +21,7 @@ use ragstone_rag::ingest::size::TokenSizer;
 use ragstone_rag::ingest::walk::{Found, FoundFile, Selection};
 use ragstone_rag::ingest::{
     Content, IngestTarget, Ingestion, Input, IsolatedReader, Kind, Progress, ReadOptions, Splitter,
-    chunk_tokens, chunks_of,
+    UNKNOWN_TYPE, chunk_tokens, chunks_of,
 };
 use ragstone_rag::{Models, Service};
 use serde_json::{Value, json};
@@ -65,7 +65,7 @@ pub struct IngestArgs {
     /// The embedding model of a new collection [default: the first one]
     #[arg(long, value_name = "ID")]
     model: Option<String>,
-    /// The largest chunk, in tokens of the model [default: 256, or what the model can read]
+    /// The largest chunk, in tokens of the model [default: 256, or what the model can read, if that is less]
     #[arg(long, value_name = "N")]
     chunk_tokens: Option<usize>,
     /// Of what is in folders, only files that match
@@ -97,7 +97,7 @@ pub fn run(args: &IngestArgs) -> anyhow::Result<()> {
     let collection = CollectionName::parse(args.collection.as_str())?;
     let files: Vec<String> = args.paths.iter().filter(|path| *path != STDIN).cloned().collect();
     let selection = Selection::new(&files, &args.include, &args.exclude)?;
-    let found = selection.find()?;
+    let found = selection.find();
     match &args.url {
         Some(url) if !args.dry_run => {
             block_on(remote::ingest(args, url.clone(), &collection, &selection, found))
@@ -175,7 +175,7 @@ async fn ingest_here(
     } else {
         Some(open_store(&settings).await?)
     };
-    let models = load_models(&settings).await?;
+    let models = load_models(&settings, store.as_ref().map(OpenStore::records)).await?;
     let Some(store) = store else {
         return dry_run(args, &models, found);
     };
@@ -192,6 +192,7 @@ async fn ingest_here(
         service,
         records: store.records(),
         read: read_options(),
+        attempts: 8,
     };
     let progress = Arc::new(Progress::default());
     let total: u64 = found.files.iter().map(|file| file.bytes).sum();
@@ -220,7 +221,7 @@ async fn ingest_here(
         .context("the store could not be closed cleanly")?;
     show::report(&progress, &args.collection, args.json)?;
     done?;
-    show::failures(&progress)
+    show::failures(&progress, "ingested")
 }
 
 fn settings(args: &IngestArgs) -> anyhow::Result<Settings> {
@@ -248,10 +249,10 @@ async fn open_store(settings: &Settings) -> anyhow::Result<OpenStore> {
     })
 }
 
-async fn load_models(settings: &Settings) -> anyhow::Result<Models> {
+async fn load_models(settings: &Settings, keep: startup::Keep) -> anyhow::Result<Models> {
     match settings.embeddings {
         EmbeddingsChoice::Unset => quickstart::default_models(settings).await,
-        _ => startup::load_embedding_models(settings).await,
+        _ => startup::load_embedding_models(settings, keep).await,
     }
 }
 
@@ -350,7 +351,7 @@ fn to_input(file: FoundFile, progress: &Progress) -> Option<Input> {
             content: Content::File(file.path),
         }),
         None if file.named => {
-            progress.update(|report| report.fail(file.source, "it is of a type that cannot be read"));
+            progress.update(|report| report.fail(file.source, UNKNOWN_TYPE));
             None
         }
         None => {
@@ -392,7 +393,8 @@ fn dry_run(args: &IngestArgs, models: &Models, found: Found) -> anyhow::Result<(
         .into_iter()
         .filter_map(|file| to_input(file, &progress));
     for input in inputs.chain(stdin.transpose()?) {
-        match chunks_of(&input, &splitter, &options) {
+        let mut bad_row = |problem: String| progress.update(|report| report.fail(&input.source, problem));
+        match chunks_of(&input, &splitter, &options, &mut bad_row) {
             Ok(chunks) => {
                 for chunk in chunks {
                     if args.json {
@@ -407,5 +409,5 @@ fn dry_run(args: &IngestArgs, models: &Models, found: Found) -> anyhow::Result<(
             Err(problem) => progress.update(|report| report.fail(&input.source, problem.to_string())),
         }
     }
-    show::failures(&progress)
+    show::failures(&progress, "read")
 }

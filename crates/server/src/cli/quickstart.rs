@@ -15,6 +15,7 @@ use tower::ServiceExt;
 use super::{QuickstartArgs, block_on};
 use crate::config::{self, Flags, Layers, Settings};
 use crate::startup::{self, Running};
+use crate::stores::OpenStore;
 use crate::{listen, telemetry};
 
 const MODEL_ID: &str = "minilm";
@@ -42,7 +43,7 @@ async fn start(settings: Settings, once: bool) -> anyhow::Result<()> {
     let listener = startup::bind(&settings).await?;
     let address = listener.local_addr()?;
     let models = default_models(&settings).await?;
-    let running = Running::start(&settings, models).await?;
+    let running = Running::start(&settings, OpenStore::open(&settings.store).await?, models).await?;
     load_sample(&running.service).await?;
     show_tries(&running, &address.to_string()).await?;
     if once {

@@ -30,7 +30,7 @@ async fn download(settings: Settings) -> anyhow::Result<()> {
     if settings.embeddings == EmbeddingsChoice::None && settings.cross_encoder.is_none() {
         return Err(config::ConfigError("--download-models: no model is configured".to_owned()).into());
     }
-    startup::load_models(&settings).await?;
+    startup::load_models(&settings, None).await?;
     tracing::info!("all models are in the cache");
     Ok(())
 }

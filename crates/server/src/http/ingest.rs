@@ -39,7 +39,7 @@ pub(super) struct IngestDocument {
     #[serde(alias = "text")]
     #[schema(required = true)]
     content: Option<String>,
-    /// Where absent, the name's ending says what it is.
+    /// What it is, such as `text/markdown`; where absent or unknown, the name's ending says it.
     media_type: Option<String>,
     /// `base64` for what is not text, such as PDF.
     encoding: Option<String>,
@@ -50,7 +50,7 @@ pub(super) struct IngestDocument {
 /// A job and how far it is.
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"id": "0198c0de", "collection": "manuals", "state": "running", "created_at": "2025-06-01T10:00:00Z",
-    "items": 3, "progress": {"documents_done": 1, "bytes_done": 2048, "bytes_total": 6144, "chunks_done": 4, "chunks_per_second": 2.0},
+    "items": 3, "progress": {"documents_done": 1, "bytes_done": 2048, "bytes_total": 6144, "chunks_done": 4, "chunks_per_second": 2.0, "tokens": 310},
     "documents": {"added": 1, "changed": 0, "unchanged": 0, "removed": 0, "failed": 0},
     "chunks": {"added": 4, "changed": 0, "unchanged": 0, "removed": 0, "embedded": 4, "reused": 0}, "errors": []}))]
 pub(super) struct JobBody {
@@ -87,6 +87,8 @@ pub(super) struct ProgressBody {
     bytes_total: u64,
     chunks_done: u64,
     chunks_per_second: f64,
+    /// Tokens that the model read.
+    tokens: u64,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -182,10 +184,13 @@ fn read_json(body: IngestBody) -> Result<(Vec<NewItem>, Option<usize>), ApiError
                 .map_err(|_| at("'content' is not valid base64"))?,
             Some(_) => return Err(at("'encoding' must be 'base64' or absent")),
         };
-        let kind = kind_of(&name, document.media_type.as_deref()).map_err(|problem| at(&problem))?;
         items.push(NewItem {
+            kind: document
+                .media_type
+                .as_deref()
+                .and_then(Kind::of_media_type)
+                .or_else(|| Kind::of_path(std::path::Path::new(&name))),
             source: name,
-            kind,
             bytes,
             partial: document.partial.unwrap_or(false),
         });
@@ -210,12 +215,9 @@ async fn read_multipart(
         let bytes = part.bytes().await.map_err(broken)?;
         match file {
             Some(name) => {
-                let kind = kind_of(&name, media_type.as_deref()).map_err(|problem| {
-                    ApiError::bad_request(format!("Document at index {}: {problem}", items.len()))
-                })?;
                 items.push(NewItem {
+                    kind: kind_of(&name, media_type.as_deref()),
                     source: name,
-                    kind,
                     bytes: bytes.to_vec(),
                     partial: false,
                 });
@@ -233,18 +235,15 @@ async fn read_multipart(
     Ok((items, chunk_tokens))
 }
 
-/// The media type decides where it says something; browsers often say only that it is bytes.
-fn kind_of(name: &str, media_type: Option<&str>) -> Result<Kind, String> {
+/// What an uploaded file is. The media type decides where it says something; browsers often say only
+/// that it is bytes. `None` for what cannot be read, which the job reports without stopping at it.
+fn kind_of(name: &str, media_type: Option<&str>) -> Option<Kind> {
     let by_type = media_type.and_then(Kind::of_media_type);
     let by_name = Kind::of_path(std::path::Path::new(name));
     match (by_type, by_name) {
         // "text/plain" is also what senders say who do not know better.
-        (Some(Kind::Plain) | None, Some(kind)) => Ok(kind),
-        (Some(kind), _) => Ok(kind),
-        (None, None) => Err(format!(
-            "'{}' is of a type that cannot be read: Markdown, HTML, plain text, PDF, JSONL, CSV and source code can",
-            ragstone_core::collection::shorten(name)
-        )),
+        (Some(Kind::Plain) | None, Some(kind)) => Some(kind),
+        (by_type, _) => by_type,
     }
 }
 
@@ -356,6 +355,7 @@ impl From<Job> for JobBody {
                 bytes_total: job.bytes,
                 chunks_done,
                 chunks_per_second: (rate * 10.0).round() / 10.0,
+                tokens: report.tokens,
             },
             documents,
             chunks,

@@ -10,8 +10,8 @@ use ragstone_core::document::{Document, Metadata};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::{Content, Finish, Input, Preparation, Refused, Step, Stop};
-use crate::ingest::chunk::{Chunk, Splitter, chunk_id, content_hash, document_id, keys};
+use super::{Content, Finish, Input, Preparation, Refused, Step, Stop, origin};
+use crate::ingest::chunk::{Chunk, Splitter, chunk_id, content_hash, keys};
 use crate::ingest::manifest::Manifest;
 use crate::ingest::plan::{self, AllAgain, Existing, Plan};
 use crate::ingest::rows::{Row, rows};
@@ -269,17 +269,21 @@ fn by_section(existing: Existing) -> HashMap<String, Existing> {
 /// A row's own metadata stays; what sibling gathering needs is added, and wins.
 pub(super) fn row_chunks(splitter: &Splitter, source: &str, key: &str, row: Row) -> Vec<Chunk> {
     let section = section_id(source, key);
-    let pieces = splitter.pieces(&row.text);
-    let alone = pieces.len() == 1;
-    pieces
+    let title = match &row.title {
+        Some(title) => title.clone(),
+        None => origin(source).fallback_title,
+    };
+    splitter
+        .pieces(&row.text)
         .into_iter()
         .enumerate()
         .map(|(position, piece)| {
             let content_hash = content_hash(piece);
             let mut metadata: Metadata = row.metadata.clone();
             metadata.insert(keys::SOURCE.to_owned(), Value::from(source));
-            if let Some(title) = &row.title {
-                metadata.insert(keys::TITLE.to_owned(), Value::from(title.as_str()));
+            metadata.insert(keys::TITLE.to_owned(), Value::from(title.as_str()));
+            if let Some(id) = &row.id {
+                metadata.insert(keys::ROW_ID.to_owned(), Value::from(id.as_str()));
             }
             metadata.insert(keys::SECTION_ID.to_owned(), Value::from(section.as_str()));
             let path: Vec<Value> = row
@@ -292,13 +296,8 @@ pub(super) fn row_chunks(splitter: &Splitter, source: &str, key: &str, row: Row)
             metadata.insert(keys::DOC_TYPE.to_owned(), Value::from(row.doc_type.name()));
             metadata.insert(keys::POSITION.to_owned(), Value::from(position));
             metadata.insert(keys::CONTENT_HASH.to_owned(), Value::from(content_hash.as_str()));
-            // A document that brought its id and was not cut is found under that id.
-            let id = match &row.id {
-                Some(id) if alone => document_id(id),
-                _ => chunk_id(&section, position),
-            };
             let document = Document {
-                id,
+                id: chunk_id(&section, position),
                 text: piece.to_owned(),
                 metadata,
             };

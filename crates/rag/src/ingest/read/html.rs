@@ -46,7 +46,7 @@ pub(super) fn read(bytes: &[u8], options: &ReadOptions) -> Result<Text, Unreadab
     };
     Ok(Text {
         title,
-        body: Body::Markdown(markdown),
+        body: Body::Page(markdown),
     })
 }
 
@@ -56,6 +56,7 @@ pub(super) fn convert(bytes: &[u8]) -> Result<String, Unreadable> {
 }
 
 fn on_large_stack(html: &str) -> Result<String, Unreadable> {
+    let html = &code_in_pre(html);
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new()
             .stack_size(STACK)
@@ -74,6 +75,71 @@ fn on_large_stack(html: &str) -> Result<String, Unreadable> {
             )),
         }
     })
+}
+
+/// The converter takes `<pre>` for code only where a `<code>` stands in it, which on many pages it
+/// does not.
+fn code_in_pre(html: &str) -> String {
+    let lower = html.to_ascii_lowercase();
+    let mut out = String::with_capacity(html.len());
+    let mut copied = 0;
+    let mut at = 0;
+    while let Some(start) = lower[at..].find("<pre").map(|start| at + start) {
+        let Some(inside) = lower[start..].find('>').map(|end| start + end + 1) else {
+            break;
+        };
+        at = inside;
+        let is_pre = lower[start + 4..].starts_with([' ', '>', '\n', '\t', '\r']);
+        let Some(end) = lower[inside..].find("</pre").map(|end| inside + end) else {
+            break;
+        };
+        if is_pre && !lower[inside..end].contains("<code") {
+            out.push_str(&html[copied..inside]);
+            out.push_str("<code>");
+            out.push_str(&html[inside..end]);
+            out.push_str("</code>");
+            copied = end;
+            at = end;
+        }
+    }
+    out.push_str(&html[copied..]);
+    out
+}
+
+/// What the converter put a backslash before, so that Markdown would not take it for a mark, as it
+/// stands on the page. In code there are no such backslashes.
+pub(in crate::ingest) fn unescaped(markdown: &str) -> String {
+    let mut out = String::with_capacity(markdown.len());
+    let mut fence: Option<&str> = None;
+    for line in markdown.split_inclusive('\n') {
+        let mark = ["```", "~~~"]
+            .into_iter()
+            .find(|mark| line.trim_start().starts_with(mark));
+        if fence.is_some() || mark.is_some() {
+            out.push_str(line);
+            fence = match (fence, mark) {
+                (None, opened) => opened,
+                (Some(open), Some(mark)) if open == mark => None,
+                (open, _) => open,
+            };
+            continue;
+        }
+        let mut in_code = false;
+        let mut chars = line.chars().peekable();
+        while let Some(c) = chars.next() {
+            match c {
+                '`' => {
+                    in_code = !in_code;
+                    out.push(c);
+                }
+                '\\' if !in_code && chars.peek().is_some_and(char::is_ascii_punctuation) => {
+                    out.extend(chars.next());
+                }
+                _ => out.push(c),
+            }
+        }
+    }
+    out
 }
 
 struct Shape {
@@ -132,14 +198,28 @@ mod tests {
                     <h1>Top</h1><p>one<p>two<ul><li>x<li>y</ul><script>bad()</script></body></html>";
         let text = read(page.as_bytes(), &ReadOptions::default()).unwrap();
         assert_eq!(text.title.as_deref(), Some("A & B"));
-        let Body::Markdown(markdown) = text.body else {
-            panic!("markdown is expected")
+        let Body::Page(markdown) = text.body else {
+            panic!("a page is expected")
         };
         assert!(markdown.starts_with("# Top\n\none\n\ntwo"), "{markdown}");
         assert!(
             !markdown.contains("bad") && !markdown.contains("menu"),
             "{markdown}"
         );
+    }
+
+    #[test]
+    fn preformatted_text_is_code_and_marks_are_as_on_the_page() {
+        let page = "<p>a_b * [x] 1. \\ `</p><PRE class=x>p_q *r* &lt;x&gt;</PRE><pre><code>s_t</code></pre>\
+                    <p>use <code>u_v\\_</code> and w_w</p><preface>";
+        let Body::Page(markdown) = read(page.as_bytes(), &ReadOptions::default()).unwrap().body else {
+            panic!("a page is expected")
+        };
+        let text = unescaped(&markdown);
+        assert!(text.contains("a_b * [x] 1. \\ `"), "{text}");
+        assert!(text.contains("```\np_q *r* <x>\n```"), "{text}");
+        assert!(text.contains("```\ns_t\n```"), "{text}");
+        assert!(text.contains("use `u_v\\_` and w_w"), "{text}");
     }
 
     #[test]

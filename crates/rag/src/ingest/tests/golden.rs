@@ -16,7 +16,9 @@ fn split(source: &str, bytes: &[u8]) -> Result<Vec<Chunk>, Unreadable> {
         kind,
         content: Content::Memory(bytes.to_vec()),
     };
-    chunks_of(&input, &splitter, &ReadOptions::default())
+    chunks_of(&input, &splitter, &ReadOptions::default(), &mut |problem| {
+        panic!("{problem}")
+    })
 }
 
 fn render(chunks: &[Chunk]) -> String {

@@ -48,6 +48,7 @@ impl Bench {
             service: self.parts.service.clone(),
             records: self.parts.store.clone(),
             read: ReadOptions::default(),
+            attempts: 2,
         }
     }
 
@@ -267,6 +268,47 @@ async fn rows_are_compared_one_by_one() {
     };
     let report = bench.ingest("c", vec![part]).await;
     assert_eq!(counts(&report), (1, 0, 0, 0, 0));
+}
+
+#[tokio::test]
+async fn rows_of_two_files_may_have_the_same_ids() {
+    let bench = Bench::new().await;
+    let files = || {
+        ["x", "y"].map(|name| {
+            let rows = format!("id,text\n1,first of {name}\n2,second of {name}\n");
+            text(&format!("{name}.csv"), &rows)
+        })
+    };
+    let report = bench.ingest("c", files().into()).await;
+    assert_eq!(counts(&report), (4, 0, 0, 0, 0));
+    let report = bench.ingest("c", files().into()).await;
+    assert_eq!(counts(&report), (0, 0, 4, 0, 0));
+    let documents = bench.documents("c").await;
+    assert_eq!(
+        documents[3],
+        ("y.csv#2:0".to_owned(), "second of y".to_owned()),
+        "{documents:?}"
+    );
+}
+
+#[tokio::test]
+async fn an_empty_document_is_new_once() {
+    let bench = Bench::new().await;
+    let report = bench.ingest("c", vec![text("empty.md", " \n")]).await;
+    assert_eq!(counts(&report), (1, 0, 0, 0, 0));
+    let report = bench.ingest("c", vec![text("empty.md", " \n")]).await;
+    assert_eq!(counts(&report), (0, 0, 1, 0, 0));
+}
+
+#[tokio::test]
+async fn what_failed_counts_as_read() {
+    let bench = Bench::new().await;
+    let binary = Input {
+        content: Content::Memory(vec![0; 50]),
+        ..text("b.txt", "")
+    };
+    let report = bench.ingest("c", vec![binary, text("a.txt", "0123456789")]).await;
+    assert_eq!((report.bytes, report.documents.failed), (60, 1));
 }
 
 #[tokio::test]

@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
-use ragstone_models::config::{EmbeddingsConfig, ModelEntry};
+use ragstone_models::config::{EmbeddingsConfig, ModelEntry, RemoteEntry};
 use ragstone_models::default_model;
 use ragstone_models::hub::{Hub, HubSettings, ModelSource};
-use ragstone_providers::embedding;
+use ragstone_providers::config::ProviderEntry;
+use ragstone_providers::embedding::{self, CONTRACT_TYPE, ContractClient};
 
 use super::Check;
 use crate::config::{self, CrossEncoderChoice, EmbeddingsChoice, Settings};
@@ -37,11 +38,17 @@ fn embedding_model(entry: &ModelEntry, settings: &Settings) -> Check {
     match entry {
         ModelEntry::Local(local) => files(name, &ModelSource::parse(&local.path)),
         ModelEntry::Remote(remote) => {
+            if let Some(service) = settings.providers.get(&remote.provider)
+                && service.provider_type == CONTRACT_TYPE
+            {
+                return embedding_service(name, remote, service);
+            }
             let made = embedding::from_entry(
                 &remote.id,
                 &remote.provider,
                 &remote.model,
                 Some(remote.dimensions),
+                remote.version.as_deref(),
                 &settings.providers,
                 &config::process_env,
             );
@@ -56,6 +63,21 @@ fn embedding_model(entry: &ModelEntry, settings: &Settings) -> Check {
                 ),
             }
         }
+    }
+}
+
+fn embedding_service(name: String, entry: &RemoteEntry, service: &ProviderEntry) -> Check {
+    let client = ContractClient::from_entry(&entry.provider, service, &config::process_env);
+    match (client, &entry.version) {
+        (Err(error), _) => Check::fail(name, format!("{error}: correct the providers section")),
+        (Ok(_), None) => Check::fail(
+            name,
+            "lacks 'version': give the version that the embedding service answers with",
+        ),
+        (Ok(_), Some(_)) => Check::pass(
+            name,
+            format!("{} of embedding service '{}'", entry.model, entry.provider),
+        ),
     }
 }
 

@@ -13,7 +13,7 @@ use ragstone_core::provider::CallError;
 use ragstone_providers::http::{Call, Repeat, ServiceClient};
 use ragstone_rag::ingest::report::{ChunkCounts, DocumentCounts, ItemError};
 use ragstone_rag::ingest::walk::{Found, FoundFile, Selection};
-use ragstone_rag::ingest::{Kind, Progress, Report};
+use ragstone_rag::ingest::{Kind, Progress, Report, UNKNOWN_TYPE};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -82,7 +82,7 @@ pub(super) async fn ingest(
     shown.stop().await;
     show::report(&progress, &args.collection, args.json)?;
     done?;
-    show::failures(&progress)
+    show::failures(&progress, "ingested")
 }
 
 impl Upload<'_> {
@@ -118,7 +118,7 @@ impl Upload<'_> {
     async fn file(&mut self, file: FoundFile) -> anyhow::Result<Result<(), String>> {
         let Some(kind) = file.kind else {
             if file.named {
-                return Ok(Err("it is of a type that cannot be read".to_owned()));
+                return Ok(Err(UNKNOWN_TYPE.to_owned()));
             }
             self.finished.documents.skipped += 1;
             return Ok(Ok(()));
@@ -234,6 +234,9 @@ struct JobAnswer {
 #[derive(Deserialize)]
 struct JobProgress {
     bytes_done: u64,
+    /// Absent in answers of older servers.
+    #[serde(default)]
+    tokens: u64,
 }
 
 #[derive(Deserialize)]
@@ -257,7 +260,7 @@ impl JobAnswer {
                 skipped: 0,
             },
             chunks: self.chunks,
-            tokens: 0,
+            tokens: self.progress.tokens,
             bytes: self.progress.bytes_done,
             errors: self.errors.clone(),
             more_errors: self.more_errors,
@@ -293,16 +296,18 @@ async fn ensure_collection(
             _ => Ok(()),
         },
         Err(CallError::Answered(answer)) if answer.status == 404 => {
-            let model = match wanted {
-                Some(model) => model.to_owned(),
-                None => {
-                    let health: Value = ask(client, Call::get("health")).await?;
-                    let first = health["embedding_models"][0]["id"].as_str();
-                    first
-                        .context("the server has no embedding model loaded")?
-                        .to_owned()
-                }
-            };
+            let health: Value = ask(client, Call::get("health")).await?;
+            let loaded = health["embedding_models"].as_array().into_iter().flatten();
+            let loaded: Vec<&str> = loaded.filter_map(|model| model["id"].as_str()).collect();
+            let first = loaded
+                .first()
+                .context("the server has no embedding model loaded")?;
+            let model = wanted.unwrap_or(first);
+            anyhow::ensure!(
+                loaded.contains(&model),
+                "the server has no embedding model '{model}'; it has {}",
+                loaded.join(", ")
+            );
             let body = json!({"name": name.as_str(), "embedding_model": model});
             ask(
                 client,

@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
 use ragstone_rag::ingest::{Chunk, Progress, Report};
 use serde_json::json;
 use tokio::task::JoinHandle;
@@ -57,12 +57,22 @@ impl Shown {
 
 fn bar(total: u64) -> ProgressBar {
     let template = if total > 0 {
-        "{wide_bar} {bytes}/{total_bytes} {msg} {eta} left"
+        "{wide_bar} {bytes}/{total_bytes} {msg}{left}"
     } else {
         "{spinner} {bytes} {msg}"
     };
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    // Before anything is done, nobody knows how long the rest takes.
+    let style = style.with_key("left", |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+        if state.pos() > 0 && state.pos() < total_or_zero(state) {
+            let _ = write!(out, ", {} left", HumanDuration(state.eta()));
+        }
+    });
     ProgressBar::new(total).with_style(style)
+}
+
+fn total_or_zero(state: &ProgressState) -> u64 {
+    state.len().unwrap_or_default()
 }
 
 fn line(report: &Report, progress: &Progress) -> String {
@@ -111,7 +121,7 @@ pub(super) fn report(progress: &Progress, collection: &str, as_json: bool) -> an
 }
 
 /// Lists what failed, and makes the command fail with it.
-pub(super) fn failures(progress: &Progress) -> anyhow::Result<()> {
+pub(super) fn failures(progress: &Progress, done: &str) -> anyhow::Result<()> {
     let report = progress.snapshot();
     for item in &report.errors {
         eprintln!("{}: {}", printable(&item.source), printable(&item.error));
@@ -122,7 +132,7 @@ pub(super) fn failures(progress: &Progress) -> anyhow::Result<()> {
     match report.documents.failed {
         0 => Ok(()),
         failed => Err(anyhow::anyhow!(
-            "{failed} documents could not be ingested; the others are"
+            "{failed} documents could not be {done}; the others are"
         )),
     }
 }
