@@ -163,7 +163,7 @@ fn rows_of_jsonl_and_csv() {
     assert_eq!(
         ids(&chunks),
         [
-            "a",
+            "x.jsonl#a:0",
             "x.jsonl#b:0",
             "x.jsonl#b:1",
             &format!("x.jsonl#{key}:0"),
