@@ -13,6 +13,7 @@ mod batch;
 mod buffer;
 pub mod entry;
 mod in_flight;
+mod pause;
 mod rag;
 mod reconcile;
 mod removal;
