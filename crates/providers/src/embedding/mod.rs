@@ -19,6 +19,7 @@ use secrecy::SecretString;
 pub use contract::{Chunk, ChunkEmbedding, ContractAnswer, ContractClient, ContractRequest, SkippedChunk};
 pub use resolve::{Resolution, from_config, from_entry, provider_type_to_embedding_type, resolve};
 pub(crate) use resolve::{known_ids, resolve_key};
+pub use vectors::model_error;
 
 use crate::error::ConfigError;
 use crate::http::{Auth, ClientSettings, Policy, ServiceClient};
@@ -150,7 +151,7 @@ pub fn create(settings: EmbedderSettings) -> Result<Arc<dyn Embedder>, ConfigErr
     Ok(match backend {
         Backend::OpenAi => Arc::new(openai::OpenAiEmbedder::new(client, info, openai::Flavour::OpenAi)),
         Backend::Local => Arc::new(openai::OpenAiEmbedder::new(client, info, openai::Flavour::Ollama)),
-        Backend::Google => Arc::new(google::GoogleEmbedder::new(client, info)),
+        Backend::Google => Arc::new(google::GoogleEmbedder::new(client, info)?),
     })
 }
 
