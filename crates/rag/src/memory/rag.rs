@@ -305,6 +305,11 @@ fn copy_of(error: &ServiceError) -> ModelError {
     }
 }
 
+/// Whether retrieval can be asked for these collections.
+pub fn check_collections(names: &[String]) -> Result<(), InvalidInput> {
+    parse_places(names).map(|_| ())
+}
+
 fn parse_places(names: &[String]) -> Result<Vec<Place>, InvalidInput> {
     if names.is_empty() || names.len() > MAX_COLLECTIONS {
         return Err(InvalidInput::new(format!(
