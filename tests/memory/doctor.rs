@@ -108,6 +108,9 @@ fn the_embedding_check_says_what_to_do() {
         ("embedding: {provider: local, dimensions: 768}".into(), "pass", "nomic-embed-text"),
         ("embedding: {provider: in-process}".into(), "fail", "--embeddings-config"),
         ("embedding: {provider: openai}".into(), "warn", "providerID"),
+        ("embedding: {rag: {maxResults: 0}}".into(), "fail", "maxResults"),
+        ("embedding: {rag: {maxDistance: -1}}".into(), "fail", "maxDistance"),
+        ("embedding: {rag: {collections: [a, a]}}".into(), "fail", "'a' twice"),
     ] {
         let report = examine(doctor(&yaml));
         assert_eq!(report.status(EMBEDDING), status, "{yaml}: {}", report.message(EMBEDDING));
@@ -128,6 +131,65 @@ fn what_is_wrong_elsewhere_is_found() {
     for name in ["Chat", "Service s", "Cross-encoder", "Data directory"] {
         assert_eq!(report.status(name), "fail", "{name}");
     }
+}
+
+#[test]
+fn what_serve_would_refuse_is_a_failure() {
+    let setup = doctor(
+        "providers: {o: {type: openai, apiKey: k}, x: {type: cohere}}\nchat: {providerID: o, model: \"\"}",
+    );
+    let report = examine(setup);
+    assert_eq!(
+        (report.status("Chat"), report.status("Provider x")),
+        ("fail", "warn")
+    );
+
+    let setup = Setup::command(&[
+        "doctor",
+        "--port",
+        "0",
+        "--no-embeddings",
+        "--allow-no-key",
+        "--host",
+        "0.0.0.0",
+    ]);
+    let file = setup.file("afile", "");
+    let report = examine(setup.arg("--data-dir").arg(file.join("x")));
+    assert_eq!(report.status("Data directory"), "fail");
+    assert_eq!(report.status("Configuration"), "pass");
+
+    let setup = doctor("");
+    let config = setup.file("other.yml", "chat: {providerID: nobody, model: m}");
+    let report = examine(
+        Setup::command(&["doctor", "--port", "0"])
+            .arg("--data-dir")
+            .arg(setup.data_dir())
+            .env("RAGSTONE_CONFIG", config.to_str().unwrap()),
+    );
+    assert!(report.message("Configuration").contains("RAGSTONE_CONFIG"));
+    assert_eq!(report.status("Chat"), "fail");
+}
+
+#[test]
+fn the_files_of_models_are_looked_into() {
+    let model = crate::support::fixtures::model("bert");
+    let broken = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(&model).unwrap() {
+        let file = file.unwrap();
+        if file.file_type().unwrap().is_file() {
+            std::fs::copy(file.path(), broken.path().join(file.file_name())).unwrap();
+        }
+    }
+    std::fs::write(broken.path().join("model.safetensors"), "").unwrap();
+    let setup = Setup::command(&["doctor", "--port", "0"])
+        .embeddings(&[("tiny", &model), ("broken", broken.path())])
+        .config("embedding: {provider: in-process, model: tiny, dimensions: 7}");
+    let data = setup.data_dir();
+    let report = examine(setup.arg("--data-dir").arg(data));
+    assert_eq!(report.status("Embedding model tiny"), "pass", "{:#}", report.json);
+    assert_eq!(report.status("Embedding model broken"), "fail");
+    assert_eq!(report.status(EMBEDDING), "fail");
+    assert!(report.message(EMBEDDING).contains("embedding.dimensions is 7"));
 }
 
 #[tokio::test]
@@ -155,6 +217,9 @@ async fn the_stored_vectors_are_compared_with_the_configuration() {
     let other = check(config(&stub).replace("dimensions: 32", "dimensions: 64"));
     assert_eq!(other.status(EMBEDDING), "warn");
     assert!(other.message(EMBEDDING).contains("stored vectors have 32"));
+    let none = check(config(&stub).replace(", dimensions: 32", ""));
+    assert_eq!(none.status(EMBEDDING), "warn");
+    assert!(none.message(EMBEDDING).contains("stored vectors have 32"));
     // The doctor changed nothing.
     let server = server.restarted().await;
     until_embedded(&server, 1).await;

@@ -87,6 +87,8 @@ async fn lists_come_in_pages_and_by_session() {
         .ok();
     assert_eq!(crate::support::ids(&rest["records"]), ["id3", "id4"]);
     assert!(rest.get("next").is_none());
+    let all = server.get("/memory/observations?limit=5").await.ok();
+    assert!(all.get("next").is_none(), "a full page may be the last");
     let of_session = server.get("/memory/observations?session_key=s1").await.ok();
     assert_eq!(crate::support::ids(&of_session["records"]), ["id1", "id3"]);
     assert!(
@@ -198,11 +200,69 @@ async fn a_provider_that_is_down_fails_retrieval_and_not_saving() {
     .await;
     let server = setup(&stub).start().await;
     save_knowledge(&server, "a", "tea").await;
-    let answer = server.post("/rag/retrieve", json!({"query": "tea"})).await;
-    answer.refused(503);
-    assert!(!answer.header("retry-after").is_empty());
+    for (status, ours) in [(500, 502), (401, 502), (400, 502), (429, 503)] {
+        stub.behave(Behaviour {
+            embed_status: Some(status),
+            ..Behaviour::default()
+        });
+        let answer = server.post("/rag/retrieve", json!({"query": "tea"})).await;
+        let detail = answer.refused(ours);
+        assert!(
+            detail.contains("'stub'") && !detail.contains("no luck"),
+            "{detail}"
+        );
+        assert!(status != 429 || !answer.header("retry-after").is_empty());
+    }
     stub.behave(Behaviour::default());
     until_embedded(&server, 1).await;
+}
+
+/// With a key that it does not take, Google answers 400 to everything.
+#[tokio::test]
+async fn a_provider_that_refuses_everything_costs_no_entry_and_few_calls() {
+    let stub = Stub::behaving(Behaviour {
+        embed_status: Some(400),
+        ..Behaviour::default()
+    })
+    .await;
+    let server = setup(&stub).start().await;
+    for n in 0..20 {
+        save_knowledge(&server, &format!("k{n}"), &format!("text {n}")).await;
+    }
+    server.wait_for_log("agent memory could not be embedded");
+    let status = server.get("/memory/status").await.ok();
+    assert_eq!((&status["failed"], &status["queued"]), (&json!(0), &json!(20)));
+    assert!(stub.embed_calls().len() <= 10, "{:?}", stub.embed_calls());
+    stub.behave(Behaviour::default());
+    until_embedded(&server, 20).await;
+}
+
+#[tokio::test]
+async fn the_text_of_one_session_does_not_reach_another_through_an_old_vector() {
+    let stub = Stub::start().await;
+    let server = setup(&stub).start().await;
+    let save = async |session: &str, content: &str| {
+        let body = json!({"session_key": session, "content": content});
+        server.put("/memory/observations/o", body).await.ok();
+    };
+    save("s1", "tea is at four").await;
+    until_embedded(&server, 1).await;
+    // The new text cannot be embedded while it is the one that is refused.
+    stub.behave(Behaviour {
+        refused_text: Some("a secret of s2".into()),
+        ..Behaviour::default()
+    });
+    save("s2", "a secret of s2").await;
+    for session in ["s1", "s2"] {
+        let body = json!({"query": "tea is at four", "session_key": session});
+        assert_eq!(
+            server.post("/rag/retrieve", body).await.ok()["results"],
+            json!([]),
+            "{session}"
+        );
+    }
+    let status = until_status(&server, |status| status["failed"] == 1).await;
+    assert_eq!((&status["embedded"], &status["queued"]), (&json!(0), &json!(0)));
 }
 
 #[tokio::test]
@@ -318,6 +378,26 @@ async fn wrong_configurations_are_fatal_and_name_the_key() {
         ("embedding: {provider: in-process, model: tiny}", "tiny"),
         ("embedding: {providerId: x, modle: y}", "modle"),
         ("embedding: {rag: {maxResults: 0}}", "maxResults"),
+        ("embedding: {rag: {maxTokens: 0}}", "maxTokens"),
+        ("embedding: {rag: {timeoutMs: 0}}", "timeoutMs"),
+        ("embedding: {rag: {collections: [a, a]}}", "'a' twice"),
+        ("embedding: {rag: {collections: [\"a b\"]}}", "a b"),
+        (
+            "embedding: {dimensions: -1}",
+            "a whole number, zero or more, is expected",
+        ),
+        (
+            "providers: {c: {type: cohere, apiKey: k}}\nembedding: {providerID: c}",
+            "openai, gemini, google, ollama",
+        ),
+        (
+            "providers: {g: {type: gemini, apiKey: k}}\nembedding: {providerID: g, model: ../x}",
+            "letters, digits",
+        ),
+        (
+            "providers: {o: {type: openai, apiKey: k}}\nchat: {providerID: o, model: \"\"}",
+            "model",
+        ),
         ("chat: {providerID: nobody, model: m}", "nobody"),
         (
             "providers: {c: {type: anthropic, apiKey: k}}\nembedding: {providerID: c}",

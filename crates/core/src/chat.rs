@@ -4,8 +4,14 @@
 //! program knows nothing of reach a provider that does. Only what is read or changed on the way has
 //! a name here.
 
+use std::fmt;
+
 use async_trait::async_trait;
 use futures::stream::BoxStream;
+use serde::de::{MapAccess, Visitor};
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use crate::document::Metadata;
@@ -36,13 +42,59 @@ pub struct ChatRequest {
     /// The model the caller asked for.
     pub model: Option<String>,
     pub messages: Vec<Message>,
-    /// Every other field of the request, as the caller sent it.
-    pub options: Metadata,
+    /// Every other field of the request.
+    options: Metadata,
+    /// The same as the caller wrote them, in that order.
+    sent: Vec<(String, Sent)>,
 }
 
-/// One message: a JSON object with a `role`, kept as it was sent.
+/// One message: a JSON object with a `role`.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Message(Metadata);
+pub struct Message {
+    fields: Metadata,
+    /// As the caller wrote it, unless it was changed here.
+    sent: Option<Sent>,
+}
+
+/// JSON to the letter: the order of keys and the digits of numbers mean something to some providers.
+#[derive(Debug, Clone)]
+struct Sent(Box<RawValue>);
+
+impl PartialEq for Sent {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.get() == other.0.get()
+    }
+}
+
+/// The fields of a JSON object, each as it was written.
+#[derive(Debug)]
+pub struct SentFields(Vec<(String, Box<RawValue>)>);
+
+impl<'de> Deserialize<'de> for SentFields {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields;
+
+        impl<'de> Visitor<'de> for Fields {
+            type Value = SentFields;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a JSON object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<SentFields, A::Error> {
+                let mut fields: Vec<(String, Box<RawValue>)> = Vec::new();
+                while let Some((name, value)) = map.next_entry()? {
+                    // Of a field that comes twice the last counts, as everywhere.
+                    fields.retain(|(known, _)| *known != name);
+                    fields.push((name, value));
+                }
+                Ok(SentFields(fields))
+            }
+        }
+
+        deserializer.deserialize_map(Fields)
+    }
+}
 
 impl ChatRequest {
     pub fn new(messages: Vec<Message>) -> Self {
@@ -50,7 +102,29 @@ impl ChatRequest {
             model: None,
             messages,
             options: Metadata::new(),
+            sent: Vec::new(),
         }
+    }
+
+    /// A request that is passed on, where it can be, as it was written.
+    pub fn from_sent(SentFields(fields): SentFields) -> Result<Self, InvalidInput> {
+        let mut sent = Vec::new();
+        let mut body = Metadata::new();
+        let mut messages = Vec::new();
+        for (name, text) in fields {
+            body.insert(name.clone(), parsed(&text)?);
+            match name.as_str() {
+                "messages" => messages = serde_json::from_str(text.get()).unwrap_or_default(),
+                "model" => {}
+                _ => sent.push((name, Sent(text))),
+            }
+        }
+        let mut request = Self::from_json(body)?;
+        request.sent = sent;
+        for (message, text) in request.messages.iter_mut().zip(messages) {
+            message.sent = Some(Sent(text));
+        }
+        Ok(request)
     }
 
     pub fn from_json(mut body: Metadata) -> Result<Self, InvalidInput> {
@@ -73,17 +147,28 @@ impl ChatRequest {
             model,
             messages,
             options: body,
+            sent: Vec::new(),
         })
     }
 
-    /// The body of an OpenAI chat request, with `model` where the request names none.
-    pub fn into_json(self, model: &str) -> Metadata {
-        let mut body = self.options;
-        let model = self.model.unwrap_or_else(|| model.to_owned());
-        body.insert("model".into(), Value::String(model));
-        let messages = self.messages.into_iter().map(|m| Value::Object(m.0)).collect();
-        body.insert("messages".into(), Value::Array(messages));
-        body
+    /// Every field but the model and the messages.
+    pub fn options(&self) -> &Metadata {
+        &self.options
+    }
+
+    pub fn set_option(&mut self, name: &str, value: Value) {
+        self.sent.retain(|(sent, _)| sent != name);
+        self.options.insert(name.to_owned(), value);
+    }
+
+    /// The body of an OpenAI chat request, with `model` where the request names none, and with
+    /// `stream` as given instead of as sent.
+    pub fn body<'a>(&'a self, model: &'a str, stream: Option<bool>) -> impl Serialize + 'a {
+        RequestBody {
+            request: self,
+            model: self.model.as_deref().unwrap_or(model),
+            stream,
+        }
     }
 
     /// What the user asked last, for retrieval.
@@ -105,17 +190,60 @@ impl ChatRequest {
     }
 }
 
+fn parsed(text: &RawValue) -> Result<Value, InvalidInput> {
+    serde_json::from_str(text.get())
+        .map_err(|error| InvalidInput::new(format!("The body is not JSON: {error}")))
+}
+
+struct RequestBody<'a> {
+    request: &'a ChatRequest,
+    model: &'a str,
+    stream: Option<bool>,
+}
+
+impl Serialize for RequestBody<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("model", self.model)?;
+        map.serialize_entry("messages", &self.request.messages)?;
+        let sent = &self.request.sent;
+        for (name, text) in sent.iter().filter(|(name, _)| name != "stream") {
+            map.serialize_entry(name, &text.0)?;
+        }
+        for (name, value) in &self.request.options {
+            if name != "stream" && sent.iter().all(|(sent, _)| sent != name) {
+                map.serialize_entry(name, value)?;
+            }
+        }
+        if let Some(stream) = self.stream {
+            map.serialize_entry("stream", &stream)?;
+        }
+        map.end()
+    }
+}
+
+impl Serialize for Message {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match &self.sent {
+            Some(text) => text.0.serialize(serializer),
+            None => self.fields.serialize(serializer),
+        }
+    }
+}
+
 impl Message {
     pub fn new(role: &str, text: &str) -> Self {
         let mut fields = Metadata::new();
         fields.insert("role".into(), role.into());
         fields.insert("content".into(), text.into());
-        Self(fields)
+        Self { fields, sent: None }
     }
 
     fn from_json(message: Value, index: usize) -> Result<Self, InvalidInput> {
         match message {
-            Value::Object(fields) if fields.get("role").is_some_and(Value::is_string) => Ok(Self(fields)),
+            Value::Object(fields) if fields.get("role").is_some_and(Value::is_string) => {
+                Ok(Self { fields, sent: None })
+            }
             _ => Err(InvalidInput::new(format!(
                 "Message at index {index} must be an object with a 'role'"
             ))),
@@ -123,7 +251,10 @@ impl Message {
     }
 
     pub fn role(&self) -> &str {
-        self.0.get("role").and_then(Value::as_str).unwrap_or_default()
+        self.fields
+            .get("role")
+            .and_then(Value::as_str)
+            .unwrap_or_default()
     }
 
     pub fn is_system(&self) -> bool {
@@ -131,12 +262,12 @@ impl Message {
     }
 
     pub fn fields(&self) -> &Metadata {
-        &self.0
+        &self.fields
     }
 
     /// Its text, with the texts of several parts joined by newlines; parts of another kind are left out.
     pub fn text(&self) -> String {
-        match self.0.get("content") {
+        match self.fields.get("content") {
             Some(Value::String(text)) => text.clone(),
             Some(Value::Array(parts)) => parts
                 .iter()
@@ -148,14 +279,15 @@ impl Message {
     }
 
     fn append_text(&mut self, section: &str) {
-        match self.0.get_mut("content") {
+        self.sent = None;
+        match self.fields.get_mut("content") {
             Some(Value::Array(parts)) => parts.push(json!({"type": "text", "text": section})),
             Some(Value::String(text)) if !text.is_empty() => {
                 text.push_str("\n\n");
                 text.push_str(section);
             }
             _ => {
-                self.0.insert("content".into(), section.into());
+                self.fields.insert("content".into(), section.into());
             }
         }
     }
@@ -184,14 +316,30 @@ mod tests {
     #[test]
     fn unknown_fields_survive_the_round_trip() {
         let body = json!({"model": "m", "messages": [{"role": "user", "content": "hi", "name": "ann"}], "top_p": 0.5});
-        let back = request(body.clone()).unwrap().into_json("other");
-        assert_eq!(Value::Object(back), body);
+        let request = request(body.clone()).unwrap();
+        assert_eq!(serde_json::to_value(request.body("other", None)).unwrap(), body);
+    }
+
+    #[test]
+    fn what_is_not_changed_passes_to_the_letter() {
+        let sent = r#"{"response_format": {"z": 1, "a": {"y": 1.50, "b": 123456789012345678901234567890}},
+            "messages": [{"role": "user", "name": "ann", "content": "hi"}], "stream": true, "seed": 1, "seed": 7}"#;
+        let mut request = ChatRequest::from_sent(serde_json::from_str(sent).unwrap()).unwrap();
+        request.append_to_system("## More");
+        assert_eq!(
+            serde_json::to_string(&request.body("m", Some(false))).unwrap(),
+            r###"{"model":"m","messages":[{"content":"## More","role":"system"},{"role": "user", "name": "ann", "content": "hi"}],"response_format":{"z": 1, "a": {"y": 1.50, "b": 123456789012345678901234567890}},"seed":7,"stream":false}"###
+        );
+        assert_eq!(request.options()["seed"], 7);
     }
 
     #[test]
     fn a_request_without_a_model_gets_the_configured_one() {
         let request = request(json!({"messages": [{"role": "user", "content": "hi"}]})).unwrap();
-        assert_eq!(request.into_json("gpt")["model"], "gpt");
+        assert_eq!(
+            serde_json::to_value(request.body("gpt", None)).unwrap()["model"],
+            "gpt"
+        );
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What callers rely on from an embedding model or a reranker, wherever it runs.
 
+use std::fmt;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -104,4 +105,73 @@ pub enum ModelError {
     Unavailable(String),
     #[error("{0}")]
     Failed(String),
+    /// A model behind an API gave no vectors.
+    #[error("{0}")]
+    Remote(RemoteFailure),
+}
+
+impl ModelError {
+    /// For a failure that passes by itself: after how long the model may be asked again, zero where
+    /// nobody knows.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Overloaded { retry_after } => Some(*retry_after),
+            Self::Unavailable(_) => Some(Duration::ZERO),
+            Self::InvalidInput(_) | Self::Failed(_) => None,
+            Self::Remote(failure) => match failure.fault {
+                RemoteFault::Busy { retry_after } => Some(retry_after),
+                RemoteFault::Down => Some(Duration::ZERO),
+                RemoteFault::Refused { .. } | RemoteFault::Misconfigured { .. } | RemoteFault::BadAnswer => {
+                    None
+                }
+            },
+        }
+    }
+}
+
+/// How a provider failed. Displayed, it is a sentence that any client may read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RemoteFailure {
+    pub provider: String,
+    pub fault: RemoteFault,
+    /// What the provider said, for whoever runs this server; not for its clients.
+    pub reason: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RemoteFault {
+    /// It has too much to do.
+    Busy { retry_after: Duration },
+    /// It cannot be reached, does not answer in time, or fails by itself.
+    Down,
+    /// It refuses this request: for a text in it, or for something that is configured.
+    Refused { status: u16 },
+    /// It would refuse any request: the key, the address or the model is wrong.
+    Misconfigured { status: u16 },
+    /// It answered what cannot be an answer.
+    BadAnswer,
+}
+
+impl fmt::Display for RemoteFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "provider '{}' ", self.provider)?;
+        match self.fault {
+            RemoteFault::Busy { retry_after } => {
+                write!(
+                    f,
+                    "is overloaded; try again in {} s",
+                    retry_after.as_secs().max(1)
+                )
+            }
+            RemoteFault::Down => write!(f, "does not answer; try again later"),
+            RemoteFault::Refused { status } => {
+                write!(f, "refuses to embed this text (status {status}); is it too long?")
+            }
+            RemoteFault::Misconfigured { status } => write!(
+                f,
+                "refuses what it is asked (status {status}); are its apiKey, address and model right?"
+            ),
+            RemoteFault::BadAnswer => write!(f, "gave an answer that cannot be used"),
+        }
+    }
 }

@@ -46,6 +46,7 @@ pub mod engine;
 mod error;
 mod files;
 pub mod hub;
+mod inspect;
 mod kernel;
 mod modules;
 mod reranker;
@@ -55,6 +56,7 @@ mod tokenize;
 pub use embedder::{EmbedderOptions, LocalEmbedder};
 pub use engine::{Engine, EngineOptions};
 pub use error::LoadError;
+pub use inspect::{inspect_cross_encoder, inspect_embedder};
 pub use reranker::{CrossEncoder, CrossEncoderOptions};
 
 /// The instructions that the arithmetic uses on this processor, for logs and diagnosis.

@@ -18,6 +18,7 @@ pub mod config;
 pub mod embedding;
 mod error;
 pub mod http;
+mod model_name;
 pub mod rag;
 #[cfg(feature = "conformance")]
 pub mod testing;

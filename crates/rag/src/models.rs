@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ragstone_core::collection::Collection;
-use ragstone_core::model::{EmbedInput, Embedder, Embedding, Reranker, Role};
+use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, RemoteFault, Reranker, Role};
 
 use crate::error::ServiceError;
 
@@ -96,14 +96,24 @@ pub async fn embed_all(
     }
 }
 
-/// Embeds one query text.
+/// No model of an API is too small for a question of so many bytes.
+const SHORT_QUERY: usize = 1000;
+
+/// Embeds one query text. Where a provider refuses one that cannot be at fault, its configuration is.
 pub async fn embed_query(embedder: &dyn Embedder, text: &str) -> Result<Vec<f32>, ServiceError> {
-    let embeddings = embedder.embed(vec![text.to_owned().into()], Role::Query).await?;
+    let embedded = embedder.embed(vec![text.to_owned().into()], Role::Query).await;
+    let embeddings = embedded.map_err(|mut error| {
+        if let ModelError::Remote(failure) = &mut error
+            && let RemoteFault::Refused { status } = failure.fault
+            && text.len() <= SHORT_QUERY
+        {
+            failure.fault = RemoteFault::Misconfigured { status };
+        }
+        error
+    })?;
     embeddings
         .into_iter()
         .next()
         .map(|embedding| embedding.vector)
-        .ok_or_else(|| {
-            ragstone_core::model::ModelError::Failed("the model gave no vector for the query".into()).into()
-        })
+        .ok_or_else(|| ModelError::Failed("the model gave no vector for the query".into()).into())
 }

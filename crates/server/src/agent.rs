@@ -9,7 +9,9 @@ use ragstone_core::records::Records;
 use ragstone_providers::config::{EmbeddingConfig, RagConfig};
 use ragstone_providers::{chat, embedding};
 use ragstone_rag::chat::{ContextAwareModelAdapter, ContextOptions};
-use ragstone_rag::memory::{Buffer, BufferOptions, CacheLimits, Memory, Ownership, Rag, RagDefaults};
+use ragstone_rag::memory::{
+    Buffer, BufferOptions, CacheLimits, Memory, Ownership, Rag, RagDefaults, check_collections,
+};
 use ragstone_rag::{Models, Service};
 
 use crate::config::{self, ConfigError, Settings};
@@ -114,7 +116,7 @@ impl Agent {
     }
 }
 
-fn check_rag(config: &RagConfig) -> Result<(), ConfigError> {
+pub(crate) fn check_rag(config: &RagConfig) -> Result<(), ConfigError> {
     let wrong = |what: &str| Err(ConfigError(format!("embedding.rag.{what}")));
     if config.max_results == 0 {
         return wrong("maxResults must be at least 1");
@@ -122,10 +124,17 @@ fn check_rag(config: &RagConfig) -> Result<(), ConfigError> {
     if !config.max_distance.is_finite() || config.max_distance < 0.0 {
         return wrong("maxDistance must be a number, zero (for no limit) or more");
     }
+    if config.max_tokens == 0 {
+        return wrong("maxTokens must be at least 1; to put nothing into chats set enabled to false");
+    }
+    if config.timeout_ms == 0 {
+        return wrong("timeoutMs must be at least 1; to put nothing into chats set enabled to false");
+    }
     if config.collections.is_empty() {
         return wrong("collections must name at least one collection, or be left out");
     }
-    Ok(())
+    check_collections(&config.collections)
+        .map_err(|error| ConfigError(format!("embedding.rag.collections: {error}")))
 }
 
 fn chat_model(settings: &Settings) -> Result<Option<Arc<dyn ChatModel>>, ConfigError> {

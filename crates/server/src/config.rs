@@ -23,6 +23,8 @@ use crate::http::state::Limits;
 use crate::telemetry::LogFormat;
 
 pub const DEFAULT_PORT: u16 = 5006;
+/// Names the configuration file where no flag does.
+pub const CONFIG_VARIABLE: &str = "RAGSTONE_CONFIG";
 const PORTS: &str = "a whole number from 0 to 65535";
 const DEFAULT_DATA_DIR: &str = "ragstone-data";
 /// Ten years, which is for ever, and far from where times overflow.
@@ -133,7 +135,7 @@ pub fn read_file(
 ) -> Result<FileConfig, ConfigError> {
     let path = flag
         .map(Path::to_owned)
-        .or_else(|| env("RAGSTONE_CONFIG").map(PathBuf::from));
+        .or_else(|| env(CONFIG_VARIABLE).map(PathBuf::from));
     path.map_or_else(|| Ok(FileConfig::default()), |path| FileConfig::read(&path))
 }
 

@@ -22,7 +22,7 @@ pub(super) struct AnthropicChat {
 impl AnthropicChat {
     fn call(&self, request: &ChatRequest, delivery: Delivery) -> Result<Call, ChatError> {
         let provider = self.client.service();
-        let sampling = translate::sampling(&request.options, &[], provider)?;
+        let sampling = translate::sampling(request.options(), &[], provider)?;
         if sampling.temperature.is_some_and(|t| t > 1.0) {
             return Err(refuse(format!(
                 "'temperature' must be at most 1 for provider '{provider}'"
@@ -121,7 +121,7 @@ impl ChatModel for AnthropicChat {
         let mut progress = Progress {
             head: AnswerHead::new("", request.model.as_deref().unwrap_or(&self.model)),
             usage: Usage::default(),
-            wants_usage: translate::wants_usage(&request.options),
+            wants_usage: translate::wants_usage(request.options()),
             ended: false,
             client: self.client.clone(),
         };
@@ -182,7 +182,10 @@ impl Progress {
                     false => Vec::new(),
                 }
             }
-            "error" => vec![Err(self.client.bad_answer(text(&data, "/error/message")).into())],
+            "error" => vec![Err(self
+                .client
+                .bad_answer(sse::error_in(&data).unwrap_or_default())
+                .into())],
             _ => Vec::new(),
         }
     }

@@ -4,11 +4,13 @@ use async_trait::async_trait;
 use futures::StreamExt;
 use ragstone_core::Metadata;
 use ragstone_core::chat::{ChatError, ChatModel, ChatRequest, ChatStream};
+use ragstone_core::collection::shorten;
 use serde_json::{Value, json};
 
 use super::sse;
-use super::translate::{self, AnswerHead, Speaker, Usage};
+use super::translate::{self, AnswerHead, Speaker, Usage, refuse};
 use crate::http::{Call, ServiceClient};
+use crate::model_name::in_google_path;
 
 /// Options of the OpenAI API that this one has under another name.
 const RENAMED: [(&str, &str); 3] = [
@@ -24,19 +26,16 @@ pub(super) struct GeminiChat {
 }
 
 impl GeminiChat {
-    fn path(&self, request: &ChatRequest, method: &str) -> String {
+    fn path(&self, request: &ChatRequest, method: &str) -> Result<String, ChatError> {
         let model = request.model.as_ref().unwrap_or(&self.model);
-        let prefix = if model.starts_with("models/") {
-            ""
-        } else {
-            "models/"
-        };
-        format!("{prefix}{model}:{method}")
+        let path = in_google_path(model)
+            .map_err(|expected| refuse(format!("'model' is '{}': {expected}", shorten(model))))?;
+        Ok(format!("{path}:{method}"))
     }
 
     fn body(&self, request: &ChatRequest) -> Result<Value, ChatError> {
         let provider = self.client.service();
-        let sampling = translate::sampling(&request.options, &RENAMED.map(|(from, _)| from), provider)?;
+        let sampling = translate::sampling(request.options(), &RENAMED.map(|(from, _)| from), provider)?;
         let turns = translate::turns(request, provider)?;
         let contents: Vec<Value> = turns
             .turns
@@ -83,7 +82,7 @@ struct Piece {
 }
 
 fn read(answer: &Value, client: &ServiceClient) -> Result<Piece, ChatError> {
-    if let Some(message) = answer.pointer("/error/message").and_then(Value::as_str) {
+    if let Some(message) = sse::error_in(answer) {
         return Err(client.bad_answer(message).into());
     }
     let blocked = answer.pointer("/promptFeedback/blockReason").is_some();
@@ -135,7 +134,7 @@ impl ChatModel for GeminiChat {
     }
 
     async fn complete(&self, request: ChatRequest) -> Result<Value, ChatError> {
-        let call = Call::post(self.path(&request, "generateContent")).json(&self.body(&request)?);
+        let call = Call::post(self.path(&request, "generateContent")?).json(&self.body(&request)?);
         let answer: Value = self.client.call_json(call).await?;
         let piece = read(&answer, &self.client)?;
         let reason = piece
@@ -150,13 +149,13 @@ impl ChatModel for GeminiChat {
     }
 
     async fn stream(&self, request: ChatRequest) -> Result<ChatStream, ChatError> {
-        let call = Call::post(self.path(&request, "streamGenerateContent"))
+        let call = Call::post(self.path(&request, "streamGenerateContent")?)
             .query("alt", "sse")
             .json(&self.body(&request)?);
         let bytes = self.client.open(call).await?;
         let client = self.client.clone();
         let head = AnswerHead::new("", request.model.as_deref().unwrap_or(&self.model));
-        let wants_usage = translate::wants_usage(&request.options);
+        let wants_usage = translate::wants_usage(request.options());
         let (mut usage, mut finished) = (Usage::default(), false);
         let first = head.first_chunk();
         let events = sse::events(bytes, self.client.clone())

@@ -19,6 +19,7 @@ use crate::config::{ChatConfig, Environment, Providers};
 use crate::embedding::{known_ids, resolve_key};
 use crate::error::ConfigError;
 use crate::http::{Auth, ClientSettings, Policy, ServiceClient};
+use crate::model_name::in_google_path;
 
 /// A kind of chat API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,6 +128,12 @@ pub fn create(settings: ChatSettings) -> Result<Arc<dyn ChatModel>, ConfigError>
     };
     let client = ServiceClient::new(client)?;
     let model = settings.model;
+    if model.trim().is_empty() {
+        return Err(ConfigError::field("model", "must name the model that answers"));
+    }
+    if backend == ChatBackend::Gemini {
+        in_google_path(&model).map_err(|expected| ConfigError::field("model", expected))?;
+    }
     Ok(match backend {
         ChatBackend::OpenAi | ChatBackend::Ollama => Arc::new(openai::OpenAiChat { client, model }),
         ChatBackend::Anthropic => Arc::new(anthropic::AnthropicChat { client, model }),

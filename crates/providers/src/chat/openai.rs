@@ -15,13 +15,10 @@ pub(super) struct OpenAiChat {
 }
 
 impl OpenAiChat {
-    fn call(&self, request: ChatRequest, delivery: Delivery) -> Call {
-        let mut body = request.into_json(&self.model);
+    fn call(&self, request: &ChatRequest, delivery: Delivery) -> Call {
         let stream = delivery == Delivery::Streamed;
-        if stream || body.contains_key("stream") {
-            body.insert("stream".into(), stream.into());
-        }
-        Call::post("chat/completions").json(&body)
+        let says_so = stream || request.options().contains_key("stream");
+        Call::post("chat/completions").json(&request.body(&self.model, says_so.then_some(stream)))
     }
 }
 
@@ -36,7 +33,10 @@ impl ChatModel for OpenAiChat {
     }
 
     async fn complete(&self, request: ChatRequest) -> Result<Value, ChatError> {
-        let answer: Value = self.client.call_json(self.call(request, Delivery::Whole)).await?;
+        let answer: Value = self
+            .client
+            .call_json(self.call(&request, Delivery::Whole))
+            .await?;
         if !answer.get("choices").is_some_and(Value::is_array) {
             return Err(self.client.bad_answer("it has no 'choices'").into());
         }
@@ -44,7 +44,7 @@ impl ChatModel for OpenAiChat {
     }
 
     async fn stream(&self, request: ChatRequest) -> Result<ChatStream, ChatError> {
-        let bytes = self.client.open(self.call(request, Delivery::Streamed)).await?;
+        let bytes = self.client.open(self.call(&request, Delivery::Streamed)).await?;
         let client = self.client.clone();
         let mut finished = false;
         let events = sse::events(bytes, client.clone());
@@ -68,7 +68,7 @@ impl ChatModel for OpenAiChat {
                     };
                 }
                 let chunk: Value = sse::json(&client, &event)?;
-                if let Some(message) = chunk.pointer("/error/message").and_then(Value::as_str) {
+                if let Some(message) = sse::error_in(&chunk) {
                     return Err(client.bad_answer(message).into());
                 }
                 finished |= chunk

@@ -47,6 +47,13 @@ pub(super) fn json(client: &ServiceClient, event: &Event) -> Result<Value, ChatE
     })
 }
 
+/// What an answer says went wrong: a sentence, or an object that has one.
+pub(super) fn error_in(answer: &Value) -> Option<String> {
+    let error = answer.get("error").filter(|error| !error.is_null())?;
+    let said = error.as_str().or_else(|| error.get("message")?.as_str());
+    Some(said.map_or_else(|| error.to_string(), str::to_owned))
+}
+
 /// Ends a stream after its first error: what comes after it would be a consequence of it.
 pub(super) fn until_error(
     chunks: impl Stream<Item = Result<Value, ChatError>> + Send + 'static,
@@ -78,7 +85,7 @@ impl Parser {
         while let Some(line) = self.next_line() {
             if line.is_empty() {
                 let name = std::mem::take(&mut self.name);
-                if let Some(data) = self.data.take() {
+                if let Some(data) = self.data.take().filter(|data| !data.is_empty()) {
                     return Some(Event { name, data });
                 }
                 continue;
@@ -115,7 +122,7 @@ mod tests {
 
     #[test]
     fn events_are_found_wherever_the_bytes_are_cut() {
-        let text = ": hello\r\nevent: delta\r\ndata: {\"a\":\r\ndata: \"ü\"}\r\n\r\n\ndata:x\nid: 3\n\nevent: empty\n\ndata: half";
+        let text = ": hello\r\nevent: delta\r\ndata: {\"a\":\r\ndata: \"ü\"}\r\n\r\n\ndata:x\nid: 3\n\nevent: empty\n\ndata:\n\ndata: half";
         let expected = [("delta", "{\"a\":\n\"ü\"}"), ("", "x")];
         for step in 1..text.len() {
             let mut parser = Parser::default();

@@ -22,8 +22,24 @@ pub(super) struct Sampling {
     pub(super) others: Metadata,
 }
 
-/// Reads the options of a request. Those that ask for nothing, such as `n: 1` or an empty list of
-/// tools, are passed over; those in `also` are handed on; any other is refused by name.
+/// Options without which the answer would be another one than was asked for.
+const NEEDED: [&str; 11] = [
+    "tools",
+    "tool_choice",
+    "functions",
+    "function_call",
+    "web_search_options",
+    "n",
+    "response_format",
+    "logprobs",
+    "top_logprobs",
+    "modalities",
+    "audio",
+];
+
+/// Reads the options of a request. Those in `also` are handed on. What the provider cannot do and the
+/// answer depends on is refused by name, unless it asks for nothing, such as `n: 1` or an empty list of
+/// tools; what only tunes, or is not known, is left out.
 pub(super) fn sampling(options: &Metadata, also: &[&str], provider: &str) -> Result<Sampling, ChatError> {
     let mut found = Sampling::default();
     for (name, value) in options {
@@ -40,12 +56,12 @@ pub(super) fn sampling(options: &Metadata, also: &[&str], provider: &str) -> Res
             known if also.contains(&known) => {
                 found.others.insert(name.clone(), value.clone());
             }
-            _ => {
+            needed if NEEDED.contains(&needed) => {
                 return Err(refuse(format!(
-                    "'{}' cannot be passed on to provider '{provider}'",
-                    shorten(name)
+                    "'{needed}' cannot be passed on to provider '{provider}'"
                 )));
             }
+            _ => tracing::debug!(option = %shorten(name), provider, "an option of a chat is left out"),
         }
     }
     Ok(found)
@@ -55,14 +71,15 @@ fn asks_for_nothing(name: &str, value: &Value) -> bool {
     match name {
         // How the answer is delivered is not the provider's business; the rest is bookkeeping.
         "stream" | "stream_options" | "user" | "metadata" | "store" | "service_tier" => true,
+        _ if value.is_null() => true,
         "n" => *value == 1,
-        "presence_penalty" | "frequency_penalty" => value.as_f64() == Some(0.0),
-        "logprobs" | "parallel_tool_calls" => *value == false,
+        "logprobs" => *value == false,
+        "top_logprobs" => *value == 0,
         "response_format" => value.get("type").is_some_and(|kind| kind == "text"),
-        "tool_choice" => value == "none" || value == "auto",
+        "modalities" => *value == json!(["text"]),
+        "tool_choice" | "function_call" => value == "none" || value == "auto",
         "tools" | "functions" => value.as_array().is_some_and(Vec::is_empty),
-        "logit_bias" => value.as_object().is_some_and(Metadata::is_empty),
-        _ => value.is_null(),
+        _ => false,
     }
 }
 
@@ -280,6 +297,8 @@ mod tests {
         for (given, named) in [
             (json!({"tools": [{"type": "function"}]}), "'tools'"),
             (json!({"n": 2}), "'n'"),
+            (json!({"modalities": ["text", "audio"]}), "'modalities'"),
+            (json!({"tool_choice": "required"}), "'tool_choice'"),
             (
                 json!({"response_format": {"type": "json_object"}}),
                 "'response_format'",
@@ -301,9 +320,10 @@ mod tests {
     }
 
     #[test]
-    fn options_that_ask_for_nothing_are_passed_over() {
-        let Value::Object(options) = json!({"n": 1, "tools": [], "seed": null, "user": "ann", "stream": true,
-            "presence_penalty": 0, "stop": "END", "max_completion_tokens": 5})
+    fn options_that_ask_for_nothing_only_tune_or_are_unknown_are_left_out() {
+        let Value::Object(options) = json!({"tools": [], "user": "ann", "stream": true,
+            "presence_penalty": 1, "seed": 3, "reasoning_effort": "low", "modalities": ["text"], "n": null,
+            "parallel_tool_calls": true, "never_heard_of": {"a": 1}, "stop": "END", "max_completion_tokens": 5})
         else {
             unreachable!("this is an object")
         };

@@ -7,7 +7,9 @@ use serde_json::{Value, json};
 
 use super::batches::{self, BatchLimits};
 use super::vectors;
+use crate::error::ConfigError;
 use crate::http::{Call, ServiceClient};
+use crate::model_name::in_google_path;
 
 /// A batch holds at most 100 requests.
 const LIMITS: BatchLimits = BatchLimits {
@@ -34,13 +36,9 @@ struct Values {
 }
 
 impl GoogleEmbedder {
-    pub(super) fn new(client: ServiceClient, info: ModelInfo) -> Self {
-        let model = if info.name.starts_with("models/") {
-            info.name.clone()
-        } else {
-            format!("models/{}", info.name)
-        };
-        Self { client, info, model }
+    pub(super) fn new(client: ServiceClient, info: ModelInfo) -> Result<Self, ConfigError> {
+        let model = in_google_path(&info.name).map_err(|expected| ConfigError::field("model", expected))?;
+        Ok(Self { client, info, model })
     }
 
     async fn embed_batch(&self, texts: &[String], role: Role) -> Result<Vec<Embedding>, ModelError> {

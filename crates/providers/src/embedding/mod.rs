@@ -21,6 +21,7 @@ pub use contract::{
 };
 pub use resolve::{Resolution, from_config, from_entry, provider_type_to_embedding_type, resolve};
 pub(crate) use resolve::{known_ids, resolve_key};
+pub use vectors::model_error;
 
 use crate::error::ConfigError;
 use crate::http::{Auth, ClientSettings, Policy, ServiceClient};
@@ -156,7 +157,7 @@ pub fn create(settings: EmbedderSettings) -> Result<Arc<dyn Embedder>, ConfigErr
     Ok(match backend {
         Backend::OpenAi => Arc::new(openai::OpenAiEmbedder::new(client, info, openai::Flavour::OpenAi)),
         Backend::Local => Arc::new(openai::OpenAiEmbedder::new(client, info, openai::Flavour::Ollama)),
-        Backend::Google => Arc::new(google::GoogleEmbedder::new(client, info)),
+        Backend::Google => Arc::new(google::GoogleEmbedder::new(client, info)?),
     })
 }
 

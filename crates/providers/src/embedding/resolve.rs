@@ -6,6 +6,7 @@ use ragstone_core::model::Embedder;
 use secrecy::SecretString;
 
 use super::{Backend, EmbedderSettings, create};
+use crate::chat::ChatBackend;
 use crate::config::{EmbeddingConfig, Environment, ProviderEntry, Providers, Secret};
 use crate::error::ConfigError;
 use crate::http::Policy;
@@ -47,6 +48,9 @@ impl Resolution {
         }
     }
 }
+
+/// The types of `providers` that have embeddings.
+const EMBEDDING_TYPES: &str = "openai, gemini, google, ollama";
 
 /// The embedding backend of a provider's type; `None` for types without embeddings.
 pub fn provider_type_to_embedding_type(provider_type: &str) -> Option<Backend> {
@@ -168,6 +172,15 @@ fn open(
             api_key,
             base_url,
         } => (backend, api_key, base_url),
+        Resolution::NotOffered { provider_type }
+            if ChatBackend::of_provider_type(&provider_type).is_err() =>
+        {
+            return Err(ConfigError::Unknown {
+                kind: "embedding provider type",
+                given: provider_type,
+                known: EMBEDDING_TYPES.to_owned(),
+            });
+        }
         Resolution::NotOffered { provider_type } => {
             return Err(ConfigError::NotOffered {
                 provider: wanted.provider.to_owned(),
@@ -308,6 +321,16 @@ broken: {type: openai, apiKey: "${NOT_SET_ANYWHERE}"}
         assert!(
             error.contains("'nobody'") && error.contains("my-openai"),
             "{error}"
+        );
+    }
+
+    #[test]
+    fn an_unknown_type_is_an_error_that_lists_the_known_ones() {
+        let providers: Providers = serde_saphyr::from_str("c: {type: cohere, apiKey: k}").unwrap();
+        let made = from_entry("m", "c", "x", Some(4), None, &providers, &|_| None);
+        assert_eq!(
+            made.err().unwrap().to_string(),
+            "Unknown embedding provider type 'cohere'; known are: openai, gemini, google, ollama"
         );
     }
 

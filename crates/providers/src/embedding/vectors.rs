@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use ragstone_core::document::check_vector;
-use ragstone_core::model::{Embedding, ModelError, ModelInfo};
-use ragstone_core::provider::CallError;
+use ragstone_core::model::{Embedding, ModelError, ModelInfo, RemoteFailure, RemoteFault};
+use ragstone_core::provider::{CallError, ErrorAnswer};
 
 /// A vector of the right width, made of finite numbers, not all zeros; or the reason why not.
 pub(super) fn check(vector: &[f32], dimensions: usize) -> Result<(), String> {
@@ -48,24 +48,42 @@ pub(super) fn finish(
         .collect()
 }
 
-/// What a failed call means for whoever wanted the embedding. The message names the provider.
-pub(super) fn model_error(error: CallError) -> ModelError {
-    let message = error.to_string();
+/// What a failed call means for whoever wanted the embedding. What the provider said is for the log.
+pub fn model_error(error: CallError) -> ModelError {
+    let failure = RemoteFailure {
+        provider: error.service().to_owned(),
+        fault: fault(&error),
+        reason: error.to_string(),
+    };
+    tracing::warn!(provider = %failure.provider, reason = %failure.reason, "a provider gave no embeddings");
+    ModelError::Remote(failure)
+}
+
+fn fault(error: &CallError) -> RemoteFault {
     match error {
         CallError::Answered(answer) => match answer.status {
-            429 => ModelError::Overloaded {
+            429 => RemoteFault::Busy {
                 retry_after: answer.retry_after.unwrap_or(Duration::from_secs(1)),
             },
-            400 | 413 | 422 => ModelError::InvalidInput(message),
-            401 | 403 => ModelError::Failed(format!("{message} (is its apiKey right?)")),
-            500.. => ModelError::Unavailable(message),
-            _ => ModelError::Failed(message),
+            400 | 413 | 422 if !is_about_the_key(answer) => RemoteFault::Refused {
+                status: answer.status,
+            },
+            500.. => RemoteFault::Down,
+            status => RemoteFault::Misconfigured { status },
         },
         CallError::Unreachable { .. }
         | CallError::DeadlineExceeded { .. }
-        | CallError::CircuitOpen { .. } => ModelError::Unavailable(message),
-        CallError::TooLarge { .. } | CallError::BadAnswer { .. } => ModelError::Failed(message),
+        | CallError::CircuitOpen { .. } => RemoteFault::Down,
+        CallError::TooLarge { .. } | CallError::BadAnswer { .. } => RemoteFault::BadAnswer,
     }
+}
+
+/// Google answers 400 to a key that it does not know.
+fn is_about_the_key(answer: &ErrorAnswer) -> bool {
+    let said = String::from_utf8_lossy(&answer.body).to_ascii_lowercase();
+    ["api_key", "api key", "apikey"]
+        .iter()
+        .any(|word| said.contains(word))
 }
 
 #[cfg(test)]

@@ -95,7 +95,7 @@ impl Permit<'_> {
         self.probe = false;
         *state = if failures >= breaker.failures_to_open {
             State::Open {
-                until: Instant::now() + breaker.cooldown,
+                until: super::retry::after(breaker.cooldown),
             }
         } else {
             State::Closed { failures }

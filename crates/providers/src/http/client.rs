@@ -272,7 +272,7 @@ impl Inner {
                 })?,
         };
         let patience = call.patience.unwrap_or(self.policy.deadline);
-        let deadline = Instant::now() + patience;
+        let deadline = retry::after(patience);
         let outcome = timeout_at(deadline, self.attempts(call, deadline, body))
             .await
             .unwrap_or_else(|_| Err(self.deadline_exceeded(patience)));
@@ -303,7 +303,7 @@ impl Inner {
                 .retry_after()
                 .unwrap_or_else(|| retry::backoff(self.policy.first_delay, attempt, fastrand::f64()));
             // The answer at hand says more than a deadline that is sure to pass.
-            if Instant::now() + delay >= deadline {
+            if retry::after(delay) >= deadline {
                 return Err(failure.error);
             }
             tracing::debug!(service = %self.service, attempt, ?delay, error = %failure.error, "trying again");

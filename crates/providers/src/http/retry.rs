@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use ragstone_core::provider::CallError;
+use tokio::time::Instant;
 
 use super::client::Repeat;
 
@@ -56,16 +57,27 @@ pub(super) fn backoff(first: Duration, attempt: u32, random: f64) -> Duration {
     doubled.min(LONGEST_DELAY).mul_f64(random)
 }
 
+/// The moment after a wait, however long somebody outside says it is.
+pub(super) fn after(wait: Duration) -> Instant {
+    const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
+    let now = Instant::now();
+    now.checked_add(wait.min(NEVER)).unwrap_or(now)
+}
+
+/// A service that asks to be left alone for longer is asked again after this long.
+const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(3600);
+
 /// Reads `Retry-After`: seconds, or a date.
 pub(super) fn parse_retry_after(value: &str, now: Timestamp) -> Option<Duration> {
     let value = value.trim();
     if let Ok(seconds) = value.parse::<u64>() {
-        return Some(Duration::from_secs(seconds));
+        return Some(Duration::from_secs(seconds).min(LONGEST_RETRY_AFTER));
     }
     let date = jiff::fmt::rfc2822::DateTimeParser::new()
         .parse_timestamp(value)
         .ok()?;
-    Some(Duration::try_from(date.duration_since(now)).unwrap_or(Duration::ZERO))
+    let wait = Duration::try_from(date.duration_since(now)).unwrap_or(Duration::ZERO);
+    Some(wait.min(LONGEST_RETRY_AFTER))
 }
 
 #[cfg(test)]
@@ -94,5 +106,12 @@ mod tests {
             Some(Duration::ZERO)
         );
         assert_eq!(parse_retry_after("soon", now), None);
+        for endless in ["18446744073709551615", "Fri, 31 Dec 9999 23:59:59 GMT"] {
+            assert_eq!(
+                parse_retry_after(endless, now),
+                Some(LONGEST_RETRY_AFTER),
+                "{endless}"
+            );
+        }
     }
 }

@@ -280,6 +280,71 @@ async fn what_cannot_be_translated_is_refused_and_nothing_is_sent() {
 }
 
 #[tokio::test]
+async fn a_model_name_leads_nowhere_but_to_a_model() {
+    let server = TestServer::start(|_, _| Reply::json(gemini_piece("x", Some("STOP")))).await;
+    let gemini = model(ChatBackend::Gemini, &server.url);
+    let named = |name: &str| request(json!({"model": name, "messages": [{"role": "user", "content": "x"}]}));
+    for name in ["../../v1/secret?x=", "models/a/b", "files/x", "a#b"] {
+        let refusal = gemini.complete(named(name)).await.unwrap_err();
+        assert!(
+            matches!(refusal, ChatError::Invalid(_)) && refusal.to_string().contains("'model'"),
+            "{refusal}"
+        );
+        assert!(gemini.stream(named(name)).await.is_err());
+    }
+    assert!(server.seen().is_empty());
+    gemini.complete(named("tunedModels/mine")).await.unwrap();
+    assert_eq!(server.seen()[0].target, "/v1/tunedModels/mine:generateContent");
+}
+
+#[tokio::test]
+async fn what_only_tunes_or_is_unknown_is_left_out() {
+    for (backend, answer) in [
+        (
+            ChatBackend::Anthropic,
+            json!({"content": [], "stop_reason": "end_turn"}),
+        ),
+        (ChatBackend::Gemini, gemini_piece("x", Some("STOP"))),
+    ] {
+        let server = TestServer::start(move |_, _| Reply::json(answer.clone())).await;
+        let body = json!({"messages": [{"role": "user", "content": "x"}], "user": "ann", "verbosity": "low",
+            "parallel_tool_calls": true, "prompt_cache_key": "k", "modalities": ["text"], "brand_new": {"a": 1}});
+        model(backend, &server.url).complete(request(body)).await.unwrap();
+        let sent = server.seen()[0].json().to_string();
+        assert!(
+            !sent.contains("brand_new") && !sent.contains("verbosity"),
+            "{sent}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn an_empty_event_ends_nothing_and_an_error_may_be_a_sentence() {
+    let chunk = |text: &str, reason: Value| {
+        event(json!({"id": "c", "object": "chat.completion.chunk",
+        "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": reason}]}))
+    };
+    let pieces = vec![
+        chunk("Hel", Value::Null),
+        "data:\n\n".to_owned(),
+        chunk("lo", json!("stop")),
+    ];
+    let server = TestServer::start(move |_, _| Reply::Events(pieces.clone())).await;
+    let (text, reason, _) = collect(&model(ChatBackend::OpenAi, &server.url), conversation()).await;
+    assert_eq!((text.as_str(), reason.as_deref()), ("Hello", Some("stop")));
+
+    for backend in [ChatBackend::OpenAi, ChatBackend::Gemini] {
+        let server = TestServer::start(|_, _| Reply::Events(vec![event(json!({"error": "boom"}))])).await;
+        let stream = model(backend, &server.url).stream(conversation()).await.unwrap();
+        let error = stream
+            .filter_map(async |chunk| chunk.err())
+            .collect::<Vec<_>>()
+            .await;
+        assert!(error[0].to_string().contains("boom"), "{error:?}");
+    }
+}
+
+#[tokio::test]
 async fn half_a_stream_is_an_error_and_not_an_end() {
     let half = [
         (

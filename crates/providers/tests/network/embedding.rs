@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, Role};
+use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, RemoteFailure, RemoteFault, Role};
 use ragstone_providers::embedding::{Backend, EmbedderSettings, create};
 use ragstone_providers::http::Policy;
 use serde_json::{Value, json};
@@ -36,6 +36,44 @@ async fn embed(embedder: &Arc<dyn Embedder>, texts: &[&str]) -> Result<Vec<Embed
         .map(|text| EmbedInput::Text((*text).to_owned()))
         .collect();
     embedder.embed(inputs, Role::Passage).await
+}
+
+fn failure(error: ModelError) -> RemoteFailure {
+    match error {
+        ModelError::Remote(failure) => failure,
+        other => panic!("{other}"),
+    }
+}
+
+#[tokio::test]
+async fn googles_answer_to_a_wrong_key_is_not_about_the_text() {
+    let server = TestServer::start(|_, _| {
+        let details = json!([{"reason": "API_KEY_INVALID"}]);
+        Reply::status(
+            400,
+            json!({"error": {"message": "Please pass a valid one.", "details": details}}),
+        )
+    })
+    .await;
+    let refused = embed(&embedder(Backend::Google, &server.url, quick()), &["a"]).await;
+    assert_eq!(
+        failure(refused.unwrap_err()).fault,
+        RemoteFault::Misconfigured { status: 400 }
+    );
+}
+
+#[tokio::test]
+async fn a_wait_without_end_is_no_reason_to_panic() {
+    let server = TestServer::start(|_, _| {
+        Reply::status(429, json!({})).with_header("retry-after", "18446744073709551615")
+    })
+    .await;
+    let refused = embed(&embedder(Backend::OpenAi, &server.url, quick()), &["a"]).await;
+    let hour = Duration::from_secs(3600);
+    assert_eq!(
+        failure(refused.unwrap_err()).fault,
+        RemoteFault::Busy { retry_after: hour }
+    );
 }
 
 /// A vector that tells which text it is of.
@@ -283,12 +321,10 @@ async fn answers_that_cannot_be_right_are_refused() {
         let error = embed(&embedder(Backend::OpenAi, &server.url, quick()), &["a", "b"])
             .await
             .unwrap_err();
-        let message = error.to_string();
-        assert!(matches!(error, ModelError::Failed(_)), "{message}");
-        assert!(
-            message.contains(word) && message.contains("my-provider"),
-            "{word}: {message}"
-        );
+        let failure = failure(error);
+        assert_eq!(failure.fault, RemoteFault::BadAnswer, "{failure:?}");
+        assert!(failure.reason.contains(word), "{word}: {failure:?}");
+        assert!(failure.to_string().contains("my-provider"), "{failure}");
     }
     for body in [
         &b"{\"data\": [{\"index\": 0, \"embedding\": [NaN,1,2,3]}]}"[..],
@@ -303,7 +339,7 @@ async fn answers_that_cannot_be_right_are_refused() {
         let error = embed(&embedder(Backend::OpenAi, &server.url, quick()), &["a"])
             .await
             .unwrap_err();
-        assert!(matches!(error, ModelError::Failed(_)), "{error}");
+        assert_eq!(failure(error).fault, RemoteFault::BadAnswer);
     }
     for (answer, word) in [
         (json!({"embeddings": [{"values": [1.0]}]}), "1 numbers where 4"),
@@ -313,7 +349,7 @@ async fn answers_that_cannot_be_right_are_refused() {
         let error = embed(&embedder(Backend::Google, &server.url, quick()), &["a"])
             .await
             .unwrap_err();
-        assert!(error.to_string().contains(word), "{error}");
+        assert!(failure(error).reason.contains(word));
     }
 }
 
@@ -328,20 +364,26 @@ async fn refusals_of_the_api_are_told_apart() {
             Reply::status(status, json!({"error": {"message": "because"}})).with_header("retry-after", "7")
         })
         .await;
-        embed(&embedder(Backend::OpenAi, &server.url, quickly()), &["a"])
-            .await
-            .unwrap_err()
+        let refused = embed(&embedder(Backend::OpenAi, &server.url, quickly()), &["a"]).await;
+        failure(refused.unwrap_err())
     };
     let unauthorised = answer(401).await;
-    assert!(
-        matches!(&unauthorised, ModelError::Failed(m) if m.contains("apiKey") && m.contains("because")),
-        "{unauthorised}"
-    );
-    assert!(matches!(answer(400).await, ModelError::InvalidInput(_)));
-    assert!(matches!(answer(500).await, ModelError::Unavailable(_)));
-    match answer(429).await {
-        ModelError::Overloaded { retry_after } => assert_eq!(retry_after, Duration::from_secs(7)),
-        other => panic!("{other}"),
+    assert!(unauthorised.reason.contains("because"), "{unauthorised:?}");
+    let said = unauthorised.to_string();
+    assert!(said.contains("apiKey") && !said.contains("because"), "{said}");
+    for (status, fault) in [
+        (401, RemoteFault::Misconfigured { status: 401 }),
+        (404, RemoteFault::Misconfigured { status: 404 }),
+        (400, RemoteFault::Refused { status: 400 }),
+        (500, RemoteFault::Down),
+        (
+            429,
+            RemoteFault::Busy {
+                retry_after: Duration::from_secs(7),
+            },
+        ),
+    ] {
+        assert_eq!(answer(status).await.fault, fault);
     }
     let hanging = TestServer::start(|_, _| Reply::Hang).await;
     let impatient = Policy {
@@ -351,11 +393,11 @@ async fn refusals_of_the_api_are_told_apart() {
     let error = embed(&embedder(Backend::Local, &hanging.url, impatient), &["a"])
         .await
         .unwrap_err();
-    assert!(matches!(error, ModelError::Unavailable(_)), "{error}");
+    assert_eq!(failure(error).fault, RemoteFault::Down);
     let error = embed(&embedder(Backend::Local, &refusing_url().await, quick()), &["a"])
         .await
         .unwrap_err();
-    assert!(matches!(error, ModelError::Unavailable(_)), "{error}");
+    assert_eq!(failure(error).fault, RemoteFault::Down);
 }
 
 #[tokio::test]

@@ -2,10 +2,12 @@
 
 mod render;
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures::FutureExt;
 use ragstone_core::chat::{ChatError, ChatModel, ChatRequest, ChatStream};
 use serde_json::Value;
 
@@ -89,12 +91,18 @@ impl ContextAwareModelAdapter {
             ..Retrieval::default()
         };
         let started = std::time::Instant::now();
-        let outcome = tokio::time::timeout(self.options.deadline, self.rag.retrieve(&retrieval)).await;
+        // Not even a defect of ours costs the caller the answer.
+        let retrieving = AssertUnwindSafe(self.rag.retrieve(&retrieval)).catch_unwind();
+        let outcome = tokio::time::timeout(self.options.deadline, retrieving).await;
         metrics::histogram!("ragstone_context_seconds").record(started.elapsed().as_secs_f64());
         match outcome {
-            Ok(Ok(retrieved)) => retrieved.found,
-            Ok(Err(error)) => {
+            Ok(Ok(Ok(retrieved))) => retrieved.found,
+            Ok(Ok(Err(error))) => {
                 tracing::warn!(%error, "no context for this chat: retrieval failed");
+                Vec::new()
+            }
+            Ok(Err(_)) => {
+                tracing::error!("no context for this chat: retrieval panicked");
                 Vec::new()
             }
             Err(_) => {

@@ -135,8 +135,8 @@ fn topic_request<'a>(
         Message::new("system", INSTRUCTION),
         Message::new("user", &given.to_string()),
     ]);
-    request.options.insert("temperature".into(), 0.into());
-    request.options.insert("max_tokens".into(), CHAT_TOKENS.into());
+    request.set_option("temperature", 0.into());
+    request.set_option("max_tokens", CHAT_TOKENS.into());
     request
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, Role};
+use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, RemoteFault, Role};
 
 /// One vector per text; `None` for a text that the model refuses by itself.
 pub(super) async fn embed(
@@ -15,9 +15,7 @@ pub(super) async fn embed(
     }
     match embed_patiently(embedder, texts.clone(), attempts).await {
         Ok(embeddings) => Ok(embeddings.into_iter().map(Some).collect()),
-        Err(ModelError::InvalidInput(_) | ModelError::Failed(_)) => {
-            one_by_one(embedder, texts, attempts).await
-        }
+        Err(error) if blame(&error).is_some() => one_by_one(embedder, texts, attempts).await,
         Err(error) => Err(error),
     }
 }
@@ -34,22 +32,40 @@ async fn one_by_one(
     for text in texts {
         match embed_patiently(embedder, vec![text], attempts).await {
             Ok(one) => embeddings.push(one.into_iter().next()),
-            Err(ModelError::InvalidInput(message)) => {
-                tracing::warn!(%message, "a text could not be embedded");
-                embeddings.push(None);
-            }
-            Err(ModelError::Failed(message)) => {
-                failures += 1;
-                if failures > 1 && embeddings.iter().all(Option::is_none) {
-                    return Err(ModelError::Failed(message));
+            Err(error) => match blame(&error) {
+                None => return Err(error),
+                Some(blamed) => {
+                    failures += u32::from(blamed == Blame::Perhaps);
+                    if failures > 1 && embeddings.iter().all(Option::is_none) {
+                        return Err(error);
+                    }
+                    tracing::warn!(%error, "a text could not be embedded");
+                    embeddings.push(None);
                 }
-                tracing::warn!(%message, "a text could not be embedded");
-                embeddings.push(None);
-            }
-            Err(error) => return Err(error),
+            },
         }
     }
     Ok(embeddings)
+}
+
+/// Whether a text may be the reason for a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Blame {
+    Certainly,
+    /// The model, or what is configured of it, may be the reason just as well.
+    Perhaps,
+}
+
+fn blame(error: &ModelError) -> Option<Blame> {
+    match error {
+        ModelError::InvalidInput(_) => Some(Blame::Certainly),
+        ModelError::Failed(_) => Some(Blame::Perhaps),
+        ModelError::Remote(failure) => match failure.fault {
+            RemoteFault::Refused { .. } | RemoteFault::BadAnswer => Some(Blame::Perhaps),
+            RemoteFault::Busy { .. } | RemoteFault::Down | RemoteFault::Misconfigured { .. } => None,
+        },
+        ModelError::Overloaded { .. } | ModelError::Unavailable(_) => None,
+    }
 }
 
 /// Waits for a busy model: queries of others come first.
@@ -70,12 +86,12 @@ async fn embed_patiently(
             }
             Err(error) => error,
         };
-        let wait = match &error {
-            ModelError::Overloaded { retry_after } => {
-                (*retry_after).clamp(Duration::from_millis(50), Duration::from_secs(10))
+        let wait = match error.retry_after() {
+            Some(retry_after) if retry_after > Duration::ZERO => {
+                retry_after.clamp(Duration::from_millis(50), Duration::from_secs(10))
             }
-            ModelError::Unavailable(_) => Duration::from_millis(250) * 2u32.pow(attempt.min(6)),
-            _ => return Err(error),
+            Some(_) => Duration::from_millis(250) * 2u32.pow(attempt.min(6)),
+            None => return Err(error),
         };
         if attempt >= attempts {
             return Err(error);

@@ -5,7 +5,6 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use ragstone_core::collection::CollectionName;
-use ragstone_core::model::ModelError;
 use ragstone_core::records::{Applied, Expect, Millis, RecordChange};
 use ragstone_core::store::StoreError;
 use tokio::sync::{Notify, mpsc, watch};
@@ -339,12 +338,11 @@ async fn release(jobs: &Jobs, mut stored: Stored, due: Millis) -> Result<(), Sto
 
 /// What may pass is tried again later; what will not is the end of the job.
 async fn give_up_or_retry(jobs: &Jobs, mut stored: Stored, error: ServiceError) -> Result<(), StoreError> {
-    let passing = matches!(
-        error,
-        ServiceError::Model(ModelError::Overloaded { .. } | ModelError::Unavailable(_))
-            | ServiceError::Store(StoreError::Unavailable { .. })
-            | ServiceError::ModelNotLoaded { .. }
-    );
+    let passing = match &error {
+        ServiceError::Model(error) => error.retry_after().is_some(),
+        ServiceError::Store(StoreError::Unavailable { .. }) | ServiceError::ModelNotLoaded { .. } => true,
+        _ => false,
+    };
     stored.record.attempts += 1;
     let message = error.to_string();
     if passing && stored.record.attempts < MAX_ATTEMPTS {

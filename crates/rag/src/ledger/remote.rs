@@ -8,9 +8,8 @@ use std::collections::HashMap;
 use async_trait::async_trait;
 use ragstone_core::Metadata;
 use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, ModelInfo, Role};
-use ragstone_core::provider::CallError;
 use ragstone_core::store::StoreError;
-use ragstone_providers::embedding::{Chunk, ContractAnswer, ContractClient, ContractRequest};
+use ragstone_providers::embedding::{Chunk, ContractAnswer, ContractClient, ContractRequest, model_error};
 
 use super::{Entry, Ledger, LedgerKey, Scope};
 use crate::ingest::chunk::content_hash;
@@ -89,7 +88,7 @@ impl ContractEmbedder {
                 .collect(),
             model_id: Some(self.settings.info.name.clone()),
         };
-        let answer = self.client.embed_chunks(&request).await.map_err(call_failed)?;
+        let answer = self.client.embed_chunks(&request).await.map_err(model_error)?;
         self.check(&answer)?;
         let mut keys: HashMap<String, &LedgerKey> =
             new.iter().map(|(key, _)| (key.embedding_id(), key)).collect();
@@ -180,14 +179,6 @@ impl Embedder for ContractEmbedder {
                 })
             })
             .collect()
-    }
-}
-
-fn call_failed(error: CallError) -> ModelError {
-    match error {
-        CallError::CircuitOpen { retry_after, .. } => ModelError::Overloaded { retry_after },
-        CallError::BadAnswer { .. } | CallError::TooLarge { .. } => ModelError::Failed(error.to_string()),
-        other => ModelError::Unavailable(other.to_string()),
     }
 }
 

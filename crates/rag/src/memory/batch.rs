@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ragstone_core::document::{Document, Metadata};
-use ragstone_core::model::{EmbedInput, ModelError, Role};
+use ragstone_core::model::{EmbedInput, ModelError, RemoteFailure, RemoteFault, Role};
 use ragstone_core::records::{Applied, Expect, Millis, Record, RecordChange};
 use ragstone_core::store::{DocumentBatch, StoreError, StoredDocument};
 use tokio::time::Instant;
@@ -17,6 +17,8 @@ use super::{now, removal};
 
 /// What is left of the lease for storing vectors once the embedder has answered.
 const STORING: Duration = Duration::from_secs(5);
+/// No model refuses this for itself: whoever does refuses everything.
+const HARMLESS: &str = "ragstone";
 /// Text that the model refuses is tried again, but not often.
 const REFUSED_WAITS: u32 = 24;
 
@@ -60,8 +62,11 @@ struct Failure {
 enum Cause {
     /// The model refuses this very text.
     Text,
-    /// Something that may pass, after at least this long.
-    Passing(Duration),
+    /// The provider is down or wrongly configured, which is not for the text to pay for; it is left
+    /// alone for at least this long.
+    Outage(Duration),
+    /// Something went wrong that may not the next time.
+    Passing,
 }
 
 #[derive(Default)]
@@ -89,24 +94,21 @@ pub(super) async fn round(worker: Arc<Worker>, claimed: Vec<Claimed>, lease_ends
 
 /// Each batch is stored by itself, as soon as it is there: short writes let others in between.
 async fn embed_and_store(worker: &Worker, batch: Vec<Claimed>, lease_ends: Instant) {
-    let oldest = batch.iter().map(|claimed| claimed.stored.saved_at).min();
+    let began = Instant::now();
     let mut outcome = embed(worker, batch, lease_ends).await;
     let embedded = outcome.vectors.len();
     if let Err((claimed, error)) = store_vectors(worker, outcome.vectors).await {
         tracing::error!(%error, "vectors of agent memory could not be stored");
         let failure = Failure {
             message: "the vector could not be stored".to_owned(),
-            cause: Cause::Passing(Duration::ZERO),
+            cause: Cause::Passing,
         };
         outcome
             .failures
             .extend(claimed.into_iter().map(|claimed| (claimed, failure.clone())));
     } else if embedded > 0 {
-        worker.pause.succeeded();
+        worker.pause.succeeded(began);
         metrics::counter!("ragstone_memory_embedded_total").increment(embedded as u64);
-        if let Some(oldest) = oldest {
-            metrics::gauge!("ragstone_memory_lag_seconds").set((now() - oldest).max(0) as f64 / 1e3);
-        }
     }
     if !outcome.failures.is_empty() {
         note_failures(worker, outcome.failures).await;
@@ -131,67 +133,109 @@ fn into_batches(mut claimed: Vec<Claimed>, limit: usize) -> Vec<Vec<Claimed>> {
 async fn embed(worker: &Worker, batch: Vec<Claimed>, lease_ends: Instant) -> Outcome {
     let mut outcome = Outcome::default();
     let mut waiting = vec![batch];
+    let mut takes_others = false;
     while let Some(mut batch) = waiting.pop() {
-        match call(worker, &batch, lease_ends).await {
-            Ok(vectors) => outcome.vectors.extend(batch.into_iter().zip(vectors)),
-            Err(failure) if failure.cause == Cause::Text && batch.len() > 1 => {
-                let rest = batch.split_off(batch.len() / 2);
-                waiting.extend([rest, batch]);
-            }
-            Err(failure) => {
-                if let Cause::Passing(at_least) = failure.cause {
-                    worker.pause.failed(&worker.options, at_least);
-                }
-                let failures = batch.into_iter().map(|claimed| (claimed, failure.clone()));
-                outcome.failures.extend(failures);
+        let texts = batch
+            .iter()
+            .map(|claimed| claimed.stored.entry.content())
+            .collect();
+        let mut answer = call(worker, texts, lease_ends).await;
+        if let Err(Refusal::OfProvider(failure)) = &answer
+            && !takes_others
+        {
+            match call(worker, vec![HARMLESS.to_owned()], lease_ends).await {
+                Ok(_) => takes_others = true,
+                Err(_) => answer = Err(Refusal::Other(outage(failure, Duration::ZERO))),
             }
         }
+        let failure = match answer {
+            Ok(vectors) => {
+                outcome.vectors.extend(batch.into_iter().zip(vectors));
+                continue;
+            }
+            Err(Refusal::OfProvider(failure)) => text_at_fault(&failure),
+            Err(Refusal::Other(failure)) => failure,
+        };
+        if failure.cause == Cause::Text && batch.len() > 1 {
+            let rest = batch.split_off(batch.len() / 2);
+            waiting.extend([rest, batch]);
+            continue;
+        }
+        let at_least = match failure.cause {
+            Cause::Text => None,
+            Cause::Outage(at_least) => Some(at_least),
+            Cause::Passing => Some(Duration::ZERO),
+        };
+        if let Some(at_least) = at_least {
+            let oldest = batch.iter().map(|claimed| claimed.stored.saved_at).min();
+            worker.pause.failed(&worker.options, at_least, oldest);
+        }
+        let failures = batch.into_iter().map(|claimed| (claimed, failure.clone()));
+        outcome.failures.extend(failures);
     }
     outcome
 }
 
-async fn call(worker: &Worker, batch: &[Claimed], lease_ends: Instant) -> Result<Vec<Vec<f32>>, Failure> {
-    let inputs: Vec<EmbedInput> = batch
-        .iter()
-        .map(|claimed| EmbedInput::Text(claimed.stored.entry.content()))
-        .collect();
-    let passing = |message: String, at_least| Failure {
-        message,
-        cause: Cause::Passing(at_least),
-    };
+/// Why a call brought no vectors.
+enum Refusal {
+    /// A provider refuses the request, for a text in it or for what is configured.
+    OfProvider(RemoteFailure),
+    Other(Failure),
+}
+
+fn text_at_fault(error: &impl ToString) -> Failure {
+    Failure {
+        message: error.to_string(),
+        cause: Cause::Text,
+    }
+}
+
+fn outage(error: &impl ToString, at_least: Duration) -> Failure {
+    Failure {
+        message: error.to_string(),
+        cause: Cause::Outage(at_least),
+    }
+}
+
+fn passing(error: &impl ToString) -> Failure {
+    Failure {
+        message: error.to_string(),
+        cause: Cause::Passing,
+    }
+}
+
+async fn call(worker: &Worker, texts: Vec<String>, lease_ends: Instant) -> Result<Vec<Vec<f32>>, Refusal> {
+    let count = texts.len();
+    let inputs: Vec<EmbedInput> = texts.into_iter().map(EmbedInput::Text).collect();
     metrics::counter!("ragstone_memory_embed_calls_total").increment(1);
-    metrics::histogram!("ragstone_memory_embed_texts").record(inputs.len() as f64);
+    metrics::histogram!("ragstone_memory_embed_texts").record(count as f64);
     let started = Instant::now();
     let deadline = lease_ends.checked_sub(STORING).unwrap_or(lease_ends);
     let answer = tokio::time::timeout_at(deadline, worker.embedder.embed(inputs, Role::Passage)).await;
     metrics::histogram!("ragstone_memory_embed_seconds").record(started.elapsed().as_secs_f64());
+    let Ok(answer) = answer else {
+        let late = "the embedding model did not answer in time";
+        return Err(Refusal::Other(outage(&late, Duration::ZERO)));
+    };
     match answer {
-        Err(_) => Err(passing(
-            "the embedding model did not answer in time".to_owned(),
-            Duration::ZERO,
-        )),
-        Ok(Ok(embeddings)) if embeddings.len() == batch.len() => {
+        Ok(embeddings) if embeddings.len() == count => {
             Ok(embeddings.into_iter().map(|embedding| embedding.vector).collect())
         }
-        Ok(Ok(embeddings)) => Err(passing(
-            format!(
-                "the embedding model gave {} vectors for {} texts",
-                embeddings.len(),
-                batch.len()
-            ),
-            Duration::ZERO,
-        )),
-        Ok(Err(ModelError::InvalidInput(message))) => Err(Failure {
-            message,
-            cause: Cause::Text,
-        }),
-        Ok(Err(error)) => {
-            let at_least = match &error {
-                ModelError::Overloaded { retry_after } => *retry_after,
-                _ => Duration::ZERO,
-            };
-            Err(passing(error.to_string(), at_least))
+        Ok(embeddings) => Err(Refusal::Other(passing(&format!(
+            "the embedding model gave {} vectors for {count} texts",
+            embeddings.len()
+        )))),
+        Err(ModelError::Remote(failure)) if matches!(failure.fault, RemoteFault::Refused { .. }) => {
+            Err(Refusal::OfProvider(failure))
         }
+        Err(error) => Err(Refusal::Other(match (&error, error.retry_after()) {
+            (_, Some(at_least)) => outage(&error, at_least),
+            (ModelError::InvalidInput(_), None) => text_at_fault(&error),
+            (ModelError::Remote(failure), None) if failure.fault != RemoteFault::BadAnswer => {
+                outage(&error, Duration::ZERO)
+            }
+            _ => passing(&error),
+        })),
     }
 }
 
@@ -258,11 +302,13 @@ async fn mark_done(worker: &Worker, claimed: &[Claimed], version: &str) -> Resul
         }
     }
     for (kind, mut keys) in changed {
-        // What was saved again is due again. What was deleted must not keep the vector it just got.
-        for record in worker.records.get(kind.records(), &keys).await? {
-            keys.retain(|key| *key != record.key);
-        }
+        // What was deleted must not keep the vector it just got. What was saved again is due again,
+        // unless it was embedded meanwhile: then its vector has just been replaced by an older one.
+        let mut found = worker.records.get(kind.records(), &keys).await?;
+        keys.retain(|key| found.iter().all(|record| record.key != *key));
         removal::remove_vectors(worker.store.as_ref(), kind, &keys).await?;
+        found.retain(|record| record.due.is_none());
+        worker.records.apply(removal::embed_again(&found)?).await?;
     }
     Ok(())
 }
@@ -276,7 +322,7 @@ async fn note_failures(worker: &Worker, failures: Vec<(Claimed, Failure)>) {
     if let Err(error) = write_failures(worker, failures).await {
         // The entries are due again, at once or when their leases run out. A store that cannot be
         // written to would have the provider asked for the same texts again and again.
-        worker.pause.failed(&worker.options, Duration::ZERO);
+        worker.pause.failed(&worker.options, Duration::ZERO, None);
         tracing::error!(%error, "failures of embedding could not be noted");
     }
 }
@@ -284,12 +330,18 @@ async fn note_failures(worker: &Worker, failures: Vec<(Claimed, Failure)>) {
 async fn write_failures(worker: &Worker, failures: Vec<(Claimed, Failure)>) -> Result<(), StoreError> {
     let options = &worker.options;
     let (mut notes, mut changes, mut given_up) = (Vec::new(), Vec::new(), Vec::new());
+    // Behind those that have not been tried, lest one batch that cannot be embedded hold up all others.
+    let after_outage = now() + millis(backoff(options, worker.pause.failures()));
     for (claimed, failure) in failures {
         let mut stored = claimed.stored.clone();
-        stored.attempts += 1;
-        stored.error = Some(failure.message);
         let is_refused = failure.cause == Cause::Text;
-        let due = if is_refused || stored.attempts >= options.max_attempts {
+        if !matches!(failure.cause, Cause::Outage(_)) {
+            stored.attempts += 1;
+        }
+        stored.error = Some(failure.message);
+        let due = if matches!(failure.cause, Cause::Outage(_)) {
+            Some(after_outage)
+        } else if is_refused || stored.attempts >= options.max_attempts {
             let wait = options
                 .try_failed_again
                 .saturating_mul(if is_refused { REFUSED_WAITS } else { 1 });

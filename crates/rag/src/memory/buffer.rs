@@ -24,13 +24,16 @@ use tokio::time::Instant;
 use super::batch::{self, Claimed};
 use super::entry::Kind;
 use super::in_flight::{InFlight, Underway};
+use super::pause::Pause;
 use super::{now, reconcile};
 
 /// Rounds at once.
 const ROUNDS: usize = 2;
 /// How long the worker leaves the database alone after it failed.
 const AFTER_STORE_FAILURE: Duration = Duration::from_secs(1);
-const MEASURE_EVERY: Duration = Duration::from_secs(15);
+const MEASURE_EVERY: Duration = Duration::from_secs(3);
+/// Counting is dearer, and done every so many times.
+const COUNT_EVERY: u32 = 5;
 
 #[derive(Debug, Clone)]
 pub struct BufferOptions {
@@ -45,7 +48,7 @@ pub struct BufferOptions {
     /// After this long, an entry that was claimed and not finished can be claimed again.
     pub lease: Duration,
     pub ownership: Ownership,
-    /// An entry that could not be embedded so often is given up for now.
+    /// An entry that could not be embedded so often, by no outage, is given up for now.
     pub max_attempts: u32,
     /// The pause after the first failure; it doubles from one to the next.
     pub first_pause: Duration,
@@ -191,34 +194,6 @@ impl Hints {
     }
 }
 
-/// While the provider fails, the worker claims nothing, so that an outage costs few entries an attempt.
-#[derive(Default)]
-pub(super) struct Pause(std::sync::Mutex<PauseState>);
-
-#[derive(Default)]
-struct PauseState {
-    failures: u32,
-    until: Option<Instant>,
-}
-
-impl Pause {
-    fn until(&self) -> Option<Instant> {
-        let state = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        state.until.filter(|until| *until > Instant::now())
-    }
-
-    pub(super) fn succeeded(&self) {
-        *self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = PauseState::default();
-    }
-
-    pub(super) fn failed(&self, options: &BufferOptions, at_least: Duration) {
-        let mut state = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        state.failures = state.failures.saturating_add(1);
-        let pause = batch::backoff(options, state.failures).max(at_least);
-        state.until = state.until.max(Some(Instant::now() + pause));
-    }
-}
-
 pub(super) struct Worker {
     pub(super) records: Arc<dyn Records>,
     pub(super) store: Arc<dyn Store>,
@@ -250,7 +225,7 @@ async fn run(worker: Arc<Worker>, mut stop: watch::Receiver<bool>) {
     let mut rounds = JoinSet::new();
     // Ends with this function, however that ends.
     let mut measuring = JoinSet::new();
-    measuring.spawn(keep_measuring(Arc::clone(&worker.records)));
+    measuring.spawn(keep_measuring(Arc::clone(&worker)));
     // Kinds of which the last claim left some behind.
     let mut more = Vec::new();
     // The first look is for what an earlier process left.
@@ -302,9 +277,13 @@ async fn run(worker: Arc<Worker>, mut stop: watch::Receiver<bool>) {
     while rounds.join_next().await.is_some() {}
 }
 
-async fn keep_measuring(records: Arc<dyn Records>) {
-    loop {
-        if let Err(error) = reconcile::measure(records.as_ref()).await {
+async fn keep_measuring(worker: Arc<Worker>) {
+    for turn in (0..COUNT_EVERY).cycle() {
+        let mut measured = reconcile::measure_lag(&worker).await;
+        if turn == 0 && measured.is_ok() {
+            measured = reconcile::measure_queue(worker.records.as_ref()).await;
+        }
+        if let Err(error) = measured {
             tracing::warn!(%error, "what waits to be embedded cannot be counted");
         }
         tokio::time::sleep(MEASURE_EVERY).await;
@@ -313,7 +292,7 @@ async fn keep_measuring(records: Arc<dyn Records>) {
 
 /// `false` when the worker was stopped while the store failed.
 async fn prepare(worker: &Worker, stop: &mut watch::Receiver<bool>) -> bool {
-    while let Err(error) = reconcile::with_model(worker).await {
+    while let Err(error) = try_to_prepare(worker).await {
         tracing::error!(%error, "agent memory cannot be prepared for embedding; trying again");
         let stopped = tokio::time::timeout(AFTER_STORE_FAILURE, stop.wait_for(|stop| *stop)).await;
         if stopped.is_ok() {
@@ -321,6 +300,11 @@ async fn prepare(worker: &Worker, stop: &mut watch::Receiver<bool>) -> bool {
         }
     }
     true
+}
+
+async fn try_to_prepare(worker: &Worker) -> Result<(), StoreError> {
+    reconcile::with_model(worker).await?;
+    reconcile::take_up_all_failed(worker.records.as_ref()).await
 }
 
 struct Due {
@@ -333,15 +317,21 @@ struct Due {
 
 impl Worker {
     async fn wait(&self, more: Vec<Kind>) -> Wanted {
-        if let Some(until) = self.pause.until() {
-            tokio::time::sleep_until(until).await;
-        }
-        if !more.is_empty() {
-            return Wanted {
+        self.pause.over().await;
+        let wanted = if more.is_empty() {
+            self.wait_for_work().await
+        } else {
+            Wanted {
                 kinds: more,
                 sweep: Sweep::No,
-            };
-        }
+            }
+        };
+        // A round that was under way may have failed meanwhile.
+        self.pause.over().await;
+        wanted
+    }
+
+    async fn wait_for_work(&self) -> Wanted {
         let BufferOptions { batch, max_wait, .. } = self.options;
         match tokio::time::timeout(self.options.poll, self.hints.ready(batch, max_wait)).await {
             Ok(()) => Wanted {
@@ -355,12 +345,22 @@ impl Worker {
         }
     }
 
+    /// How many entries a round takes. While calls fail, few are enough to find out whether they
+    /// still do: fewer each time, so that a text that makes a provider fail is soon alone.
+    fn round_size(&self) -> usize {
+        let BufferOptions { batch, parallel, .. } = self.options;
+        match self.pause.failures() {
+            0 => batch * parallel,
+            failures => batch >> failures.min(usize::BITS - 1),
+        }
+    }
+
     /// Takes a round's worth of the kinds that are wanted.
     async fn look(&self, wanted: &Wanted) -> Result<Due, StoreError> {
         if wanted.sweep == Sweep::Yes {
             reconcile::sweep(self).await?;
         }
-        let limit = (self.options.batch * self.options.parallel / wanted.kinds.len().max(1)).max(1);
+        let limit = (self.round_size() / wanted.kinds.len().max(1)).max(1);
         let mut due = Due {
             claimed: Vec::new(),
             underway: Vec::new(),

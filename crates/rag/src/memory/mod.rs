@@ -13,6 +13,7 @@ mod batch;
 mod buffer;
 pub mod entry;
 mod in_flight;
+mod pause;
 mod rag;
 mod reconcile;
 mod removal;
@@ -26,7 +27,7 @@ use ragstone_core::records::Millis;
 
 pub use buffer::{Buffer, BufferOptions, Ownership};
 pub use entry::{Entry, Kind};
-pub use rag::{CacheLimits, Found, Rag, RagDefaults, Retrieval, Retrieved};
+pub use rag::{CacheLimits, Found, Rag, RagDefaults, Retrieval, Retrieved, check_collections};
 pub use source::{EntryPage, Memory, MemoryStatus, PageRequest};
 pub use stored::{EmbeddingState, StoredEntry};
 

@@ -14,7 +14,7 @@ use ragstone_core::store::{SearchHit, SearchRequest, StoreError};
 use super::entry::Kind;
 use super::removal;
 use super::source::Memory;
-use super::stored::StoredEntry;
+use super::stored::{EmbeddingState, StoredEntry};
 use crate::Service;
 use crate::error::ServiceError;
 use crate::models::embed_query;
@@ -104,6 +104,28 @@ struct Wanted<'a> {
     max_distance: Option<f32>,
 }
 
+impl Wanted<'_> {
+    /// Vectors and entries are written one after the other, and a vector of an earlier text must not
+    /// lead to the present one, least of all to that of another session.
+    fn may_see(&self, entry: &StoredEntry) -> bool {
+        let of_session = match (self.session_key, entry.entry.session_key()) {
+            (Some(wanted), Some(session)) => wanted == session,
+            _ => true,
+        };
+        of_session && entry.embedding == EmbeddingState::Embedded
+    }
+}
+
+/// What a search of vectors leads to.
+#[derive(Default)]
+struct Looked {
+    found: Vec<Found>,
+    /// How many are of a text that the entry no longer has.
+    stale: usize,
+    /// The ids of those whose entries are gone.
+    orphans: Vec<String>,
+}
+
 impl Rag {
     pub fn new(
         memory: Memory,
@@ -174,24 +196,32 @@ impl Rag {
             Some(session) => Filter::equals("session_key", Scalar::Text(session.into())),
             None => Filter::default(),
         };
-        let (found, orphans) = self.search_vectors(kind, &vector, filter.clone(), wanted).await?;
-        if orphans.is_empty() {
-            return Ok(found);
+        let first = self
+            .search_vectors(kind, &vector, filter.clone(), wanted, wanted.limit)
+            .await?;
+        if first.orphans.is_empty() && first.stale == 0 {
+            return Ok(first.found);
         }
-        // Vectors whose entries are gone took the places of others.
-        removal::remove_vectors(self.memory.store(), kind, &orphans).await?;
-        Ok(self.search_vectors(kind, &vector, filter, wanted).await?.0)
+        // Vectors that lead to nothing took the places of others.
+        removal::remove_vectors(self.memory.store(), kind, &first.orphans).await?;
+        let limit = wanted.limit.saturating_add(first.stale);
+        let mut second = self.search_vectors(kind, &vector, filter, wanted, limit).await?;
+        second.found.truncate(wanted.limit);
+        Ok(second.found)
     }
 
-    /// What was found, and the ids of vectors that lead nowhere.
     async fn search_vectors(
         &self,
         kind: Kind,
         vector: &[f32],
         filter: Filter,
         wanted: &Wanted<'_>,
-    ) -> Result<(Vec<Found>, Vec<String>), ServiceError> {
-        let request = dense(vector, filter, wanted);
+        limit: usize,
+    ) -> Result<Looked, ServiceError> {
+        let request = SearchRequest {
+            limit,
+            ..dense(vector, filter, wanted)
+        };
         let hits = match self.memory.store().search(&kind.vectors(), request).await {
             Ok(outcome) => outcome.hits,
             // Nothing of this kind was embedded yet.
@@ -204,20 +234,21 @@ impl Rag {
             .into_iter()
             .map(|entry| (entry.id.clone(), entry))
             .collect();
-        let (mut found, mut orphans) = (Vec::with_capacity(hits.len()), Vec::new());
+        let mut looked = Looked::default();
         for (id, hit) in ids.into_iter().zip(hits) {
             match entries.remove(&id) {
-                Some(entry) => found.push(Found {
+                Some(entry) if wanted.may_see(&entry) => looked.found.push(Found {
                     collection: kind.collection().to_owned(),
                     id,
                     content: entry.entry.content(),
                     distance: distance(&hit),
                     metadata: entry.entry.metadata(),
                 }),
-                None => orphans.push(id),
+                Some(_) => looked.stale += 1,
+                None => looked.orphans.push(id),
             }
         }
-        Ok((found, orphans))
+        Ok(looked)
     }
 
     async fn search_collection(
@@ -269,8 +300,14 @@ fn copy_of(error: &ServiceError) -> ModelError {
         },
         ServiceError::Model(ModelError::InvalidInput(message)) => ModelError::InvalidInput(message.clone()),
         ServiceError::Model(ModelError::Unavailable(message)) => ModelError::Unavailable(message.clone()),
+        ServiceError::Model(ModelError::Remote(failure)) => ModelError::Remote(failure.clone()),
         other => ModelError::Failed(other.to_string()),
     }
+}
+
+/// Whether retrieval can be asked for these collections.
+pub fn check_collections(names: &[String]) -> Result<(), InvalidInput> {
+    parse_places(names).map(|_| ())
 }
 
 fn parse_places(names: &[String]) -> Result<Vec<Place>, InvalidInput> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ragstone_core::collection::EMBEDDING_MODEL;
 use ragstone_core::document::Metadata;
 use ragstone_core::model::ModelIdentity;
-use ragstone_core::records::{Applied, Expect, Record, RecordChange, RecordRange, Records};
+use ragstone_core::records::{Applied, Expect, Millis, Record, RecordChange, RecordRange, Records};
 use ragstone_core::store::{Store, StoreError};
 use serde::{Deserialize, Serialize};
 
@@ -126,7 +126,22 @@ pub(super) async fn sweep(worker: &Worker) -> Result<(), StoreError> {
     let now = now();
     let removed = records.claim(REMOVED, STEP, now, now + SWEEP_LEASE_MS).await?;
     removal::finish_all(records, worker.store.as_ref(), &removed).await?;
-    for note in records.claim(FAILED, STEP, now, now + SWEEP_LEASE_MS).await? {
+    take_up_failed(records, now).await.map(|_| ())
+}
+
+/// Takes up everything that was given up, however lately: what made it fail may have been mended
+/// while no server ran.
+pub(super) async fn take_up_all_failed(records: &dyn Records) -> Result<(), StoreError> {
+    while take_up_failed(records, Millis::MAX).await? == STEP {}
+    Ok(())
+}
+
+/// Takes up what was to be tried again by this time; returns how many notes there were, up to a step.
+async fn take_up_failed(records: &dyn Records, until: Millis) -> Result<usize, StoreError> {
+    let now = now();
+    let notes = records.claim(FAILED, STEP, until, now + SWEEP_LEASE_MS).await?;
+    let count = notes.len();
+    for note in notes {
         let mut changes = Vec::new();
         if let Some((kind, id)) = parse_note_key(&note.key) {
             for record in records.get(kind.records(), &[id.to_owned()]).await? {
@@ -147,17 +162,33 @@ pub(super) async fn sweep(worker: &Worker) -> Result<(), StoreError> {
         });
         records.apply(changes).await?;
     }
-    Ok(())
+    Ok(count)
 }
 
 /// Counting walks through all entries, so this is not for every sweep.
-pub(super) async fn measure(records: &dyn Records) -> Result<(), StoreError> {
+pub(super) async fn measure_queue(records: &dyn Records) -> Result<(), StoreError> {
     let mut queued = 0;
     for kind in Kind::ALL {
         queued += records.counts(kind.records()).await?.due;
     }
     metrics::gauge!("ragstone_memory_queued").set(queued as f64);
     metrics::gauge!("ragstone_memory_failed").set(records.counts(FAILED).await?.total as f64);
+    Ok(())
+}
+
+/// How long the oldest entry that waits has waited; zero where none does.
+pub(super) async fn measure_lag(worker: &Worker) -> Result<(), StoreError> {
+    let mut oldest: Option<Millis> = None;
+    for kind in Kind::ALL {
+        for record in worker.records.due(kind.records(), 1, Millis::MAX).await? {
+            let saved_at = Stored::read(&record)?.saved_at;
+            // Entries that failed are due later than others that are younger.
+            let waiting = worker.pause.oldest_failed().unwrap_or(saved_at).min(saved_at);
+            oldest = Some(oldest.unwrap_or(waiting).min(waiting));
+        }
+    }
+    let lag = oldest.map_or(0, |oldest| now().saturating_sub(oldest).max(0));
+    metrics::gauge!("ragstone_memory_lag_seconds").set(lag as f64 / 1e3);
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use super::entry::Kind;
 use super::now;
 use super::stored::{FAILED, Stored, forget_note, note_key, parse_note_key, vector_id};
 
-/// Entries that are gone and whose vectors may not be.
+/// Entries that are gone, or have another text now, and whose old vectors may still be there.
 pub(super) const REMOVED: &str = "memory.removed";
 
 pub(super) async fn delete(
@@ -22,7 +22,6 @@ pub(super) async fn delete(
     if records.get(kind.records(), &[id.to_owned()]).await?.is_empty() {
         return Ok(false);
     }
-    let key = note_key(kind, id);
     let applied = records
         .apply(vec![
             RecordChange::Delete {
@@ -31,20 +30,25 @@ pub(super) async fn delete(
                 expect: Expect::Anything,
             },
             forget_note(FAILED, kind, id),
-            RecordChange::Put {
-                kind: REMOVED.to_owned(),
-                key: key.clone(),
-                group: String::new(),
-                value: Vec::new(),
-                due: Some(now()),
-                expect: Expect::Anything,
-            },
+            note(kind, id),
         ])
         .await?;
     if let Some(Applied::Done { version }) = applied.last().copied() {
-        finish(records, store, &key, version).await?;
+        finish(records, store, kind, id, version).await?;
     }
     Ok(matches!(applied.first(), Some(Applied::Done { .. })))
+}
+
+/// Notes that an entry's vector has to go.
+pub(super) fn note(kind: Kind, id: &str) -> RecordChange {
+    RecordChange::Put {
+        kind: REMOVED.to_owned(),
+        key: note_key(kind, id),
+        group: String::new(),
+        value: Vec::new(),
+        due: Some(now()),
+        expect: Expect::Anything,
+    }
 }
 
 /// Does what notes of removal say.
@@ -54,44 +58,46 @@ pub(super) async fn finish_all(
     notes: &[Record],
 ) -> Result<(), StoreError> {
     for note in notes {
-        finish(records, store, &note.key, note.version).await?;
-    }
-    Ok(())
-}
-
-/// Removes the vector that a note names, then the note.
-async fn finish(records: &dyn Records, store: &dyn Store, key: &str, version: u64) -> Result<(), StoreError> {
-    if let Some((kind, id)) = parse_note_key(key) {
-        remove_vectors(store, kind, &[id.to_owned()]).await?;
-    }
-    let applied = records
-        .apply(vec![RecordChange::Delete {
-            kind: REMOVED.to_owned(),
-            key: key.to_owned(),
-            expect: Expect::Version(version),
-        }])
-        .await?;
-    if applied == [Applied::Skipped] {
-        // A save took the note away: it might have been its vector that went just now.
-        embed_again(records, key).await?;
-    }
-    Ok(())
-}
-
-async fn embed_again(records: &dyn Records, key: &str) -> Result<(), StoreError> {
-    let Some((kind, id)) = parse_note_key(key) else {
-        return Ok(());
-    };
-    for record in records.get(kind.records(), &[id.to_owned()]).await? {
-        let stored = Stored::read(&record)?;
-        if stored.embedded_by.is_some() {
-            let again = stored
-                .again()
-                .put(id, Some(now()), Expect::Version(record.version))?;
-            records.apply(vec![again]).await?;
+        if let Some((kind, id)) = parse_note_key(&note.key) {
+            finish(records, store, kind, id, note.version).await?;
         }
     }
     Ok(())
+}
+
+/// Removes the vector that a note names, then the note. It might have been the vector of a newer
+/// save that went just now, or one whose entry is about to be marked done: whatever entry is there
+/// now is embedded again.
+pub(super) async fn finish(
+    records: &dyn Records,
+    store: &dyn Store,
+    kind: Kind,
+    id: &str,
+    note: u64,
+) -> Result<(), StoreError> {
+    remove_vectors(store, kind, &[id.to_owned()]).await?;
+    let mut changes = vec![RecordChange::Delete {
+        kind: REMOVED.to_owned(),
+        key: note_key(kind, id),
+        expect: Expect::Version(note),
+    }];
+    let found = records.get(kind.records(), &[id.to_owned()]).await?;
+    changes.extend(embed_again(&found)?);
+    records.apply(changes).await.map(|_| ())
+}
+
+/// Makes entries due that have or may be getting a vector. Writing them keeps a worker that is
+/// embedding one from marking it done.
+pub(super) fn embed_again(found: &[Record]) -> Result<Vec<RecordChange>, StoreError> {
+    let mut changes = Vec::new();
+    for record in found {
+        let stored = Stored::read(record)?;
+        if record.due.is_some() || stored.embedded_by.is_some() {
+            let again = stored.again();
+            changes.push(again.put(&record.key, Some(now()), Expect::Version(record.version))?);
+        }
+    }
+    Ok(changes)
 }
 
 pub(super) async fn remove_vectors(store: &dyn Store, kind: Kind, ids: &[String]) -> Result<(), StoreError> {

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use ragstone_core::document::DocumentId;
-use ragstone_core::records::{Expect, RecordRange, Records};
+use ragstone_core::records::{Applied, Expect, Millis, RecordRange, Records};
 use ragstone_core::store::{Store, StoreError};
 use uuid::Uuid;
 
 use super::entry::{Entry, Kind};
-use super::removal::{self, REMOVED};
+use super::removal;
 use super::stored::{FAILED, Stored, StoredEntry, forget_note};
 use super::{Buffer, now, reconcile};
 use crate::error::ServiceError;
@@ -33,7 +33,7 @@ pub struct PageRequest {
 pub struct EntryPage {
     /// In the order of their ids, which for generated ids is the order of saving.
     pub entries: Vec<StoredEntry>,
-    /// What to ask for `after`, where there may be more.
+    /// What to ask for `after`, where there is more.
     pub next: Option<String>,
 }
 
@@ -74,25 +74,90 @@ impl Memory {
         })
     }
 
-    /// Saves an entry, in the place of the one with the same id. Durable when it returns.
+    /// Saves an entry, in the place of the one with the same id. Durable when it returns. A vector of
+    /// another text than the new one is gone then, too; that of the very same entry stays.
     pub async fn save(&self, id: Option<DocumentId>, entry: Entry) -> Result<DocumentId, ServiceError> {
         entry.check()?;
         let kind = entry.kind();
-        let is_new = id.is_none();
-        // Ids of version 7 ascend with time, so that listing by id is listing by time.
-        let id = id.map_or_else(|| DocumentId::parse(Uuid::now_v7().to_string()), Ok)?;
-        let saved_at = now();
-        let due = self.embedding.is_some().then_some(saved_at);
-        let mut changes = vec![Stored::new(entry, saved_at).put(id.as_str(), due, Expect::Anything)?];
-        if !is_new {
-            changes.extend([FAILED, REMOVED].map(|notes| forget_note(notes, kind, id.as_str())));
+        match id {
+            Some(id) => {
+                self.replace(&id, entry).await?;
+                Ok(self.saved(kind, id))
+            }
+            None => {
+                // Ids of version 7 ascend with time, so that listing by id is listing by time.
+                let id = DocumentId::parse(Uuid::now_v7().to_string())?;
+                let saved_at = now();
+                let new = Stored::new(entry, saved_at);
+                let change = new.put(id.as_str(), self.due(saved_at), Expect::Anything)?;
+                self.records.apply(vec![change]).await?;
+                Ok(self.saved(kind, id))
+            }
         }
-        self.records.apply(changes).await?;
+    }
+
+    async fn replace(&self, id: &DocumentId, entry: Entry) -> Result<(), StoreError> {
+        let kind = entry.kind();
+        let key = [id.to_string()];
+        let mut removal = None;
+        loop {
+            let saved_at = now();
+            let mut new = Stored::new(entry.clone(), saved_at);
+            let (mut due, mut expect, mut has_old_vector) = (self.due(saved_at), Expect::Absent, false);
+            if let Some(record) = self.records.get(kind.records(), &key).await?.first() {
+                expect = Expect::Version(record.version);
+                // One that cannot be read is replaced like any other.
+                if let Ok(old) = Stored::read(record)
+                    && old.embedded_by.is_some()
+                {
+                    if old.entry == entry {
+                        new.embedded_by = old.embedded_by;
+                        due = record.due;
+                    } else {
+                        has_old_vector = true;
+                    }
+                }
+            }
+            let mut changes = vec![
+                new.put(id.as_str(), due, expect)?,
+                forget_note(FAILED, kind, id.as_str()),
+            ];
+            changes.extend(has_old_vector.then(|| removal::note(kind, id.as_str())));
+            let applied = self.records.apply(changes).await?;
+            if let Some(Applied::Done { version }) = applied.get(2) {
+                removal = Some(*version);
+            }
+            // Otherwise somebody else wrote it in between.
+            if matches!(applied.first(), Some(Applied::Done { .. })) {
+                break;
+            }
+        }
+        match removal {
+            Some(note) => {
+                removal::finish(
+                    self.records.as_ref(),
+                    self.store.as_ref(),
+                    kind,
+                    id.as_str(),
+                    note,
+                )
+                .await
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// When an entry that is saved now is due for embedding.
+    fn due(&self, saved_at: Millis) -> Option<Millis> {
+        self.embedding.is_some().then_some(saved_at)
+    }
+
+    fn saved(&self, kind: Kind, id: DocumentId) -> DocumentId {
         metrics::counter!("ragstone_memory_saves_total", "kind" => kind.collection()).increment(1);
         if let Some(buffer) = &self.embedding {
             buffer.enqueued(kind);
         }
-        Ok(id)
+        id
     }
 
     pub async fn entry(&self, kind: Kind, id: &str) -> Result<Option<StoredEntry>, ServiceError> {
@@ -104,12 +169,15 @@ impl Memory {
         let range = RecordRange {
             group: request.session_key,
             after: request.after,
-            limit: request.limit,
+            // One more tells whether this page is the last.
+            limit: request.limit.saturating_add(1),
         };
-        let records = self.records.list(kind.records(), range).await?;
+        let mut records = self.records.list(kind.records(), range).await?;
+        let is_last = records.len() <= request.limit;
+        records.truncate(request.limit);
         let next = records
             .last()
-            .filter(|_| records.len() == request.limit)
+            .filter(|_| !is_last)
             .map(|record| record.key.clone());
         Ok(EntryPage {
             entries: records.iter().map(StoredEntry::read).collect::<Result<_, _>>()?,

@@ -42,6 +42,12 @@ pub(super) struct DoctorArgs {
     #[arg(long, value_name = "FILE")]
     embeddings_config: Option<PathBuf>,
     /// As for `serve`
+    #[arg(long, conflicts_with = "embeddings_config")]
+    no_embeddings: bool,
+    /// As for `serve`
+    #[arg(long)]
+    allow_no_key: bool,
+    /// As for `serve`
     #[arg(long, value_name = "NAME")]
     cross_encoder: Option<String>,
     /// As for `serve`
@@ -133,10 +139,11 @@ async fn examine(args: &DoctorArgs) -> Vec<Check> {
     } else {
         Reach::Offline
     };
-    let from = args.config.as_ref().map_or_else(
-        || "no file is named; flags, environment and defaults count".to_owned(),
-        |path| format!("{} can be read", path.display()),
-    );
+    let from = match (&args.config, config::process_env(config::CONFIG_VARIABLE)) {
+        (Some(path), _) => format!("{} can be read", path.display()),
+        (None, Some(path)) => format!("{path}, named by {}, can be read", config::CONFIG_VARIABLE),
+        (None, None) => "no file is named; flags, environment and defaults count".to_owned(),
+    };
     let mut checks = vec![
         Check::pass("Configuration", from),
         keys(&settings),
@@ -144,11 +151,11 @@ async fn examine(args: &DoctorArgs) -> Vec<Check> {
     ];
     let (mut found, stored) = data::store(&settings).await;
     checks.append(&mut found);
-    checks.extend(models::embeddings(&settings));
+    checks.extend(models::embeddings(&settings, &stored));
     checks.push(models::cross_encoder(&settings));
     checks.push(providers::embedding(&settings, &stored));
     checks.push(providers::chat(&settings));
-    checks.extend(providers::keys(&settings));
+    checks.extend(providers::entries(&settings));
     checks.extend(providers::services(&settings, reach).await);
     checks.extend(providers::online(&settings, reach).await);
     checks
@@ -162,6 +169,8 @@ fn settings(args: &DoctorArgs) -> Result<Settings, config::ConfigError> {
         data_dir: args.data_dir.clone(),
         store: args.store.clone(),
         embeddings_config: args.embeddings_config.clone(),
+        no_embeddings: args.no_embeddings,
+        allow_no_key: args.allow_no_key,
         cross_encoder: args.cross_encoder.clone(),
         cross_encoder_path: args.cross_encoder_path.clone(),
         ..Flags::default()

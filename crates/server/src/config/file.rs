@@ -128,8 +128,8 @@ fn plain(message: &str) -> String {
         ("invalid u64", "a whole number, zero or more, is expected"),
         ("invalid boolean", "true or false is expected"),
     ] {
-        if let Some(place) = message.strip_suffix(kind) {
-            return format!("{place}{expected}");
+        if message.contains(kind) {
+            return message.replace(kind, expected);
         }
     }
     message.to_owned()

@@ -11,8 +11,7 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures::StreamExt;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use ragstone_core::chat::{ChatError, ChatRequest, ChatStream};
-use ragstone_core::document::Metadata;
+use ragstone_core::chat::{ChatError, ChatRequest, ChatStream, SentFields};
 use ragstone_core::provider::CallError;
 use ragstone_rag::chat::{Prepared, Source};
 use serde_json::{Value, json};
@@ -55,17 +54,17 @@ const NOT_CONFIGURED: &str = "No chat provider is configured: set chat.providerI
 pub(super) async fn completions(
     State(state): State<AppState>,
     headers: HeaderMap,
-    JsonBody(body): JsonBody<Metadata>,
+    JsonBody(body): JsonBody<SentFields>,
 ) -> Result<Response, ApiError> {
     let Some(model) = &state.agent.chat else {
         return Err(ApiError::not_configured(NOT_CONFIGURED));
     };
-    let streams = match body.get("stream") {
+    let request = ChatRequest::from_sent(body)?;
+    let streams = match request.options().get("stream") {
         None | Some(Value::Null) => false,
         Some(Value::Bool(streams)) => *streams,
         Some(_) => return Err(ApiError::bad_request("'stream' must be true or false")),
     };
-    let request = ChatRequest::from_json(body)?;
     let session = session_key(&headers)?;
     let Prepared { request, sources } = match &state.agent.context {
         Some(context) => context.prepare(request, session).await,

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use ragstone_core::error::InvalidInput;
-use ragstone_core::model::ModelError;
+use ragstone_core::model::{ModelError, RemoteFault};
 use ragstone_core::provider::{CallError, ErrorAnswer, ProviderError};
 use ragstone_core::store::StoreError;
 use ragstone_rag::ServiceError;
@@ -196,6 +196,18 @@ impl From<ModelError> for ApiError {
             ModelError::InvalidInput(message) => Self::bad_request(message),
             ModelError::Unavailable(message) => Self::busy(message, Duration::from_secs(5)),
             ModelError::Failed(message) => Self::failed(message),
+            ModelError::Remote(failure) => {
+                let detail = capitalised(&failure.to_string());
+                match failure.fault {
+                    RemoteFault::Busy { retry_after } => Self::busy(detail, retry_after),
+                    RemoteFault::Refused { .. } => Self::bad_request(detail),
+                    RemoteFault::Down => Self {
+                        retry_after: Some(DEFAULT_RETRY),
+                        ..Self::bad_gateway(detail)
+                    },
+                    RemoteFault::Misconfigured { .. } | RemoteFault::BadAnswer => Self::bad_gateway(detail),
+                }
+            }
         }
     }
 }

@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ragstone_core::model::ModelError;
+use ragstone_core::model::{ModelError, RemoteFailure, RemoteFault};
 
 use super::support::*;
 use crate::memory::{Buffer, BufferOptions, EmbeddingState, Kind, Memory, Ownership};
@@ -164,6 +164,70 @@ fn down() -> Reply {
     Reply::Fail(ModelError::Unavailable("the provider is down".into()))
 }
 
+fn broken() -> Reply {
+    Reply::Fail(ModelError::Failed("the model is broken".into()))
+}
+
+fn refused() -> Reply {
+    Reply::Fail(ModelError::Remote(RemoteFailure {
+        provider: "p".into(),
+        fault: RemoteFault::Refused { status: 400 },
+        reason: "because".into(),
+    }))
+}
+
+#[tokio::test]
+async fn an_outage_uses_up_no_attempts_and_is_over_once_a_call_succeeds() {
+    let home = Home::new();
+    let embedder = StubEmbedder::new();
+    let outage = BufferOptions::default().max_attempts + quick().max_attempts + 5;
+    embedder.reply((0..outage).map(|_| down()));
+    let (memory, buffer) = home.embedding(&embedder, quick());
+    for n in 0..20 {
+        memory.save(None, knowledge(&format!("k{n}"))).await.unwrap();
+    }
+    until_status(&memory, |status| status.embedded == 20 && status.queued == 0).await;
+    assert_eq!(memory.status().await.unwrap().failed, 0);
+    buffer.stop(SOON).await;
+}
+
+#[tokio::test]
+async fn a_provider_that_refuses_everything_is_not_blamed_on_the_texts() {
+    let home = Home::new();
+    let plain = home.plain().await;
+    for n in 0..4 {
+        plain.save(None, knowledge(&format!("k{n}"))).await.unwrap();
+    }
+    let embedder = StubEmbedder::new();
+    embedder.reply([refused(), refused()]);
+    let (memory, buffer) = home.embedding(&embedder, quick());
+    until_status(&memory, |status| {
+        assert_eq!(status.failed, 0);
+        status.embedded == 4 && status.queued == 0
+    })
+    .await;
+    let calls = embedder.calls();
+    assert_eq!(
+        (calls[0].len(), calls[1].as_slice()),
+        (4, &["ragstone".to_owned()][..])
+    );
+    buffer.stop(SOON).await;
+}
+
+#[tokio::test]
+async fn a_text_that_a_provider_refuses_alone_is_given_up_and_taken_up_at_the_next_start() {
+    let home = Home::new();
+    let embedder = StubEmbedder::new();
+    embedder.reply([refused()]);
+    let (memory, buffer) = home.embedding(&embedder, quick());
+    memory.save(id("k"), knowledge("text")).await.unwrap();
+    until_status(&memory, |status| status.failed == 1 && status.queued == 0).await;
+    buffer.stop(SOON).await;
+    let (memory, buffer) = home.embedding(&embedder, quick());
+    until_status(&memory, |status| status.embedded == 1 && status.failed == 0).await;
+    buffer.stop(SOON).await;
+}
+
 #[tokio::test]
 async fn a_failed_batch_is_tried_again_after_a_pause() {
     let home = Home::new();
@@ -209,7 +273,7 @@ async fn a_store_that_takes_no_more_writes_does_not_have_the_provider_asked_agai
 async fn an_entry_that_fails_too_often_is_marked_with_its_error_and_tried_again_much_later() {
     let home = Home::new();
     let embedder = StubEmbedder::new();
-    embedder.reply([down(), down(), down()]);
+    embedder.reply([broken(), broken(), broken()]);
     let patient = BufferOptions {
         try_failed_again: SOON * 100,
         ..quick()
@@ -220,7 +284,7 @@ async fn an_entry_that_fails_too_often_is_marked_with_its_error_and_tried_again_
     let entry = memory.entry(Kind::Knowledge, "k").await.unwrap().unwrap();
     assert_eq!(
         entry.embedding,
-        EmbeddingState::Failed("the provider is down".into())
+        EmbeddingState::Failed("the model is broken".into())
     );
     assert_eq!(embedder.calls().len(), 3);
     // Saving it again is a fresh start.
@@ -233,7 +297,7 @@ async fn an_entry_that_fails_too_often_is_marked_with_its_error_and_tried_again_
 async fn what_was_given_up_is_tried_again_by_itself() {
     let home = Home::new();
     let embedder = StubEmbedder::new();
-    embedder.reply([down(), down(), down()]);
+    embedder.reply([broken(), broken(), broken()]);
     let impatient = BufferOptions {
         try_failed_again: Duration::from_millis(30),
         ..quick()

@@ -251,6 +251,67 @@ async fn a_vector_without_an_entry_is_removed_and_its_place_is_given_to_another(
 }
 
 #[tokio::test]
+async fn a_text_that_changed_is_not_found_by_the_vector_of_the_old_one() {
+    let filled = filled().await;
+    filled.buffer.stop(SOON).await;
+    // Nothing is embedded any more: what is saved now stays due.
+    filled
+        .memory
+        .save(id("o1"), observation("s2", "a secret of s2"))
+        .await
+        .unwrap();
+    filled
+        .memory
+        .save(id("o2"), observation("s2", "tea without milk"))
+        .await
+        .unwrap();
+    let of_first = Retrieval {
+        session_key: Some("s1".into()),
+        ..ask("tea tea tea")
+    };
+    let found = filled.rag().retrieve(&of_first).await.unwrap().found;
+    assert!(!ids(&found).contains(&"o1"), "{found:?}");
+    assert_eq!(
+        filled.home.vectors(Kind::Observation).await,
+        ["o2"],
+        "what is the same stays"
+    );
+    let status = filled.memory.status().await.unwrap();
+    assert_eq!((status.embedded, status.queued), (5, 1));
+}
+
+#[tokio::test]
+async fn a_vector_that_is_late_does_not_lead_to_the_text_of_another_session() {
+    let home = Home::new();
+    let embedder = StubEmbedder::gated();
+    let (memory, buffer) = home.embedding(&embedder, quick());
+    memory.save(id("o"), observation("s1", "tea")).await.unwrap();
+    embedder.called(1).await;
+    memory
+        .save(id("o"), observation("s2", "a secret of s2"))
+        .await
+        .unwrap();
+    embedder.let_through(1);
+    until(|| async { !home.vectors(Kind::Observation).await.is_empty() }).await;
+    let asked = StubEmbedder::new();
+    let rag = Rag::new(
+        memory,
+        asked,
+        home.service(),
+        RagDefaults::default(),
+        CacheLimits::default(),
+    );
+    for session_key in [Some("s1".to_owned()), None] {
+        let retrieval = Retrieval {
+            session_key,
+            ..ask("tea")
+        };
+        assert_eq!(rag.retrieve(&retrieval).await.unwrap().found, []);
+    }
+    buffer.stop(Duration::ZERO).await;
+}
+
+#[tokio::test]
 async fn a_query_that_cannot_be_embedded_is_an_error() {
     let filled = filled().await;
     filled
@@ -349,10 +410,11 @@ async fn retrieval_that_fails_finds_nothing_or_is_slow_leaves_the_request_alone(
         let prepared = adapter.prepare(question("tea"), None).await;
         prepared.request == question("tea") && prepared.sources.is_empty()
     };
-    // The embedder hangs, then fails, then works over an empty memory.
+    // The embedder hangs, then fails, then panics, then works over an empty memory.
     assert!(unchanged(&adapter).await);
-    embedder.reply([Reply::Fail(ModelError::Failed("no".into()))]);
+    embedder.reply([Reply::Fail(ModelError::Failed("no".into())), Reply::Panic]);
     embedder.let_through(100);
+    assert!(unchanged(&adapter).await);
     assert!(unchanged(&adapter).await);
     assert!(unchanged(&adapter).await);
     buffer.stop(SOON).await;

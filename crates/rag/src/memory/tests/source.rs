@@ -78,16 +78,15 @@ async fn lists_come_in_pages_and_by_session() {
         .await
         .unwrap();
     assert_eq!(second.entries[0].id, ids[2]);
-    let odd = memory
+    let of_odd = memory
         .entries(Kind::Observation, page(Some("odd"), None))
         .await
         .unwrap();
-    assert_eq!(odd.entries.len(), 2);
-    let rest = memory
-        .entries(Kind::Observation, page(Some("odd"), odd.next))
-        .await
-        .unwrap();
-    assert!(rest.entries.is_empty() && rest.next.is_none());
+    assert_eq!(
+        (of_odd.entries.len(), of_odd.next),
+        (2, None),
+        "the last page, and full"
+    );
 }
 
 #[tokio::test]

@@ -41,6 +41,7 @@ pub(super) fn vector(text: &str) -> Vec<f32> {
 
 pub(super) enum Reply {
     Fail(ModelError),
+    Panic,
     /// Refuses every call in which this text is.
     Refuse(&'static str),
 }
@@ -125,6 +126,7 @@ impl Embedder for StubEmbedder {
         self.gate.acquire().await.unwrap().forget();
         match self.script.lock().unwrap().pop_front() {
             Some(Reply::Fail(error)) => return Err(error),
+            Some(Reply::Panic) => panic!("the embedder has a defect"),
             Some(Reply::Refuse(text)) => *self.refused.lock().unwrap() = Some(text),
             None => {}
         }

@@ -77,7 +77,8 @@ fn writable(path: &Path) -> Check {
                 part
             }
         })
-        .find(|part| part.is_dir())
+        .find(|part| part.exists())
+        .filter(|part| part.is_dir())
     else {
         return Check::fail(
             name,

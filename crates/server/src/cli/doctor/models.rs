@@ -1,21 +1,26 @@
 //! The models that run in this process, and those behind providers that collections name.
 
 use std::path::Path;
+use std::sync::Arc;
 
+use ragstone_core::collection::EMBEDDING_MODEL;
+use ragstone_core::model::Embedder;
 use ragstone_models::config::{EmbeddingsConfig, ModelEntry, RemoteEntry};
-use ragstone_models::default_model;
 use ragstone_models::hub::{Hub, HubSettings, ModelSource};
+use ragstone_models::{LoadError, default_model, inspect_cross_encoder, inspect_embedder};
 use ragstone_providers::config::ProviderEntry;
 use ragstone_providers::embedding::{self, CONTRACT_TYPE, ContractClient};
+use ragstone_store::InspectedCollection;
 
 use super::Check;
 use crate::config::{self, CrossEncoderChoice, EmbeddingsChoice, Settings};
 
-pub(super) fn embeddings(settings: &Settings) -> Vec<Check> {
+pub(super) fn embeddings(settings: &Settings, stored: &[InspectedCollection]) -> Vec<Check> {
     let name = "Embedding models";
     let path = match &settings.embeddings {
         EmbeddingsChoice::File(path) => path,
-        EmbeddingsChoice::None | EmbeddingsChoice::Unset => {
+        EmbeddingsChoice::None => return vec![Check::skip(name, "none, as --no-embeddings says")],
+        EmbeddingsChoice::Unset => {
             let message = "no file is named; `serve` needs --embeddings-config FILE, or --no-embeddings";
             return vec![Check::skip(name, message)];
         }
@@ -28,125 +33,141 @@ pub(super) fn embeddings(settings: &Settings) -> Vec<Check> {
         Ok(config) => config
             .embeddings
             .iter()
-            .map(|entry| embedding_model(entry, settings))
+            .map(|entry| embedding_model(entry, settings, stored))
             .collect(),
     }
 }
 
-fn embedding_model(entry: &ModelEntry, settings: &Settings) -> Check {
+fn embedding_model(entry: &ModelEntry, settings: &Settings, stored: &[InspectedCollection]) -> Check {
     let name = format!("Embedding model {}", entry.id());
-    match entry {
-        ModelEntry::Local(local) => files(name, &ModelSource::parse(&local.path)),
-        ModelEntry::Remote(remote) => {
-            if let Some(service) = settings.providers.get(&remote.provider)
-                && service.provider_type == CONTRACT_TYPE
-            {
-                return embedding_service(name, remote, service);
+    let (message, width) = match entry {
+        ModelEntry::Local(local) => match files(&ModelSource::parse(&local.path), inspect_embedder) {
+            Files::Sound(place, width) => (place, width),
+            Files::NotYet(message) => return Check::warn(name, message),
+            Files::Wrong(message) => return Check::fail(name, message),
+        },
+        ModelEntry::Remote(remote) => match configured(remote, settings) {
+            Ok(()) => {
+                let message = format!("{} of provider '{}'", remote.model, remote.provider);
+                (message, remote.dimensions)
             }
-            let made = embedding::from_entry(
-                &remote.id,
-                &remote.provider,
-                &remote.model,
-                Some(remote.dimensions),
-                remote.version.as_deref(),
-                &settings.providers,
-                &config::process_env,
-            );
-            match made {
-                Ok(_) => Check::pass(
-                    name,
-                    format!("{} of provider '{}'", remote.model, remote.provider),
-                ),
-                Err(error) => Check::fail(
-                    name,
-                    format!("{error}: correct 'provider' or the providers section"),
-                ),
+            Err(error) => {
+                let message = format!("{error}: correct 'provider', 'model' or the providers section");
+                return Check::fail(name, message);
             }
-        }
+        },
+    };
+    let of_other_width = stored.iter().find_map(|collection| {
+        let named = collection.metadata.get(EMBEDDING_MODEL)?.as_str()?;
+        let dimensions = collection.dimensions.filter(|stored| *stored != width)?;
+        (named == entry.id() && !collection.name.starts_with('.')).then_some((&collection.name, dimensions))
+    });
+    match of_other_width {
+        Some((collection, dimensions)) => Check::fail(
+            name,
+            format!(
+                "collection '{collection}' names it and holds vectors of {dimensions} dimensions, it makes {width}: name the model that made them, or ingest the collection again"
+            ),
+        ),
+        None => Check::pass(name, message),
     }
 }
 
-fn embedding_service(name: String, entry: &RemoteEntry, service: &ProviderEntry) -> Check {
-    let client = ContractClient::from_entry(&entry.provider, service, &config::process_env);
-    match (client, &entry.version) {
-        (Err(error), _) => Check::fail(name, format!("{error}: correct the providers section")),
-        (Ok(_), None) => Check::fail(
-            name,
-            "lacks 'version': give the version that the embedding service answers with",
-        ),
-        (Ok(_), Some(_)) => Check::pass(
-            name,
-            format!("{} of embedding service '{}'", entry.model, entry.provider),
-        ),
+/// Whether a model behind a provider is configured as it has to be.
+fn configured(entry: &RemoteEntry, settings: &Settings) -> Result<(), String> {
+    match settings.providers.get(&entry.provider) {
+        Some(service) if service.provider_type == CONTRACT_TYPE => of_embedding_service(entry, service),
+        _ => remote_embedder(entry, settings)
+            .map(drop)
+            .map_err(|error| error.to_string()),
+    }
+}
+
+fn of_embedding_service(entry: &RemoteEntry, service: &ProviderEntry) -> Result<(), String> {
+    ContractClient::from_entry(&entry.provider, service, &config::process_env)
+        .map_err(|error| error.to_string())?;
+    match &entry.version {
+        Some(_) => Ok(()),
+        None => Err("it lacks 'version', the one that the embedding service answers with".to_owned()),
+    }
+}
+
+pub(super) fn remote_embedder(
+    entry: &RemoteEntry,
+    settings: &Settings,
+) -> Result<Arc<dyn Embedder>, ragstone_providers::ConfigError> {
+    embedding::from_entry(
+        &entry.id,
+        &entry.provider,
+        &entry.model,
+        Some(entry.dimensions),
+        entry.version.as_deref(),
+        &settings.providers,
+        &config::process_env,
+    )
+}
+
+/// The width of what a model makes, where that can be told.
+pub(super) fn width(entry: &ModelEntry) -> Option<usize> {
+    match entry {
+        ModelEntry::Remote(remote) => Some(remote.dimensions),
+        ModelEntry::Local(local) => match files(&ModelSource::parse(&local.path), inspect_embedder) {
+            Files::Sound(_, width) => Some(width),
+            Files::NotYet(_) | Files::Wrong(_) => None,
+        },
     }
 }
 
 pub(super) fn cross_encoder(settings: &Settings) -> Check {
     let name = "Cross-encoder";
-    match &settings.cross_encoder {
-        None => Check::skip(name, "none is configured; reranking is off"),
-        Some(CrossEncoderChoice::Directory(path)) => {
-            files(name.to_owned(), &ModelSource::Directory(path.clone()))
-        }
-        Some(CrossEncoderChoice::Hub(id)) => files(name.to_owned(), &ModelSource::parse(id)),
+    let source = match &settings.cross_encoder {
+        None => return Check::skip(name, "none is configured; reranking is off"),
+        Some(CrossEncoderChoice::Directory(path)) => ModelSource::Directory(path.clone()),
+        Some(CrossEncoderChoice::Hub(id)) => ModelSource::parse(id),
+    };
+    match files(&source, inspect_cross_encoder) {
+        Files::Sound(place, ()) => Check::pass(name, place),
+        Files::NotYet(message) => Check::warn(name, message),
+        Files::Wrong(message) => Check::fail(name, message),
     }
 }
 
-fn files(name: String, source: &ModelSource) -> Check {
+/// The files of a model, and what looking at them told.
+enum Files<T> {
+    Sound(String, T),
+    NotYet(String),
+    Wrong(String),
+}
+
+fn files<T>(source: &ModelSource, look: impl Fn(&Path) -> Result<T, LoadError>) -> Files<T> {
     match source {
-        ModelSource::Directory(path) => match missing_file(path) {
-            None => Check::pass(name, format!("{} is complete", path.display())),
-            Some(missing) => Check::fail(
-                name,
-                format!(
-                    "{} lacks {missing}: put the model's files there, or correct the path",
-                    path.display()
-                ),
-            ),
+        ModelSource::Directory(path) => match look(path) {
+            Ok(told) => Files::Sound(format!("{} is complete", path.display()), told),
+            Err(error) => Files::Wrong(format!(
+                "{error}: put the model's files there, or correct the path"
+            )),
         },
         ModelSource::Hub { id, revision } => {
             let hub = match Hub::new(HubSettings::from_env()) {
                 Ok(hub) => hub,
-                Err(error) => return Check::fail(name, error.to_string()),
+                Err(error) => return Files::Wrong(error.to_string()),
             };
             let cached = if id == default_model::ID {
                 default_model::cached(&hub)
             } else {
                 hub.cached(id, revision)
             };
-            match cached {
-                Some(path) => Check::pass(name, format!("{id} is in the cache, at {}", path.display())),
-                None => Check::warn(
-                    name,
-                    format!(
-                        "{id} is not in the cache: the next start downloads it, or fetch it now with `ragstone models pull {id}`"
-                    ),
-                ),
+            let Some(path) = cached else {
+                return Files::NotYet(format!(
+                    "{id} is not in the cache: the next start downloads it, or fetch it now with `ragstone models pull {id}`"
+                ));
+            };
+            match look(&path) {
+                Ok(told) => Files::Sound(format!("{id} is in the cache, at {}", path.display()), told),
+                Err(error) => Files::Wrong(format!(
+                    "{error}: fetch it anew with `ragstone models remove {id}` and `ragstone models pull {id}`"
+                )),
             }
         }
     }
-}
-
-/// What no model can be loaded without.
-fn missing_file(directory: &Path) -> Option<&'static str> {
-    if !directory.is_dir() {
-        return Some("everything, for there is no such directory");
-    }
-    // The encoder may be in a folder of its own.
-    let places = [directory.to_owned(), directory.join("0_Transformer")];
-    let has = |files: &[&str]| {
-        places
-            .iter()
-            .any(|place| files.iter().any(|file| place.join(file).is_file()))
-    };
-    [
-        ("config.json", &["config.json"][..]),
-        ("tokenizer.json", &["tokenizer.json"]),
-        (
-            "model.safetensors",
-            &["model.safetensors", "model.safetensors.index.json"],
-        ),
-    ]
-    .into_iter()
-    .find_map(|(name, files)| (!has(files)).then_some(name))
 }

@@ -2,29 +2,37 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ragstone_core::chat::{ChatRequest, Message};
-use ragstone_core::model::Role;
+use ragstone_core::model::{Embedder, ModelError, Role};
 use ragstone_core::provider::HealthStatus;
-use ragstone_models::config::EmbeddingsConfig;
-use ragstone_providers::embedding::{Resolution, from_config, resolve};
+use ragstone_models::config::{EmbeddingsConfig, ModelEntry};
+use ragstone_providers::chat::ChatBackend;
+use ragstone_providers::config::Secret;
+use ragstone_providers::embedding::{CONTRACT_TYPE, Resolution, from_config, resolve};
 use ragstone_providers::http::AddressRule;
 use ragstone_providers::rag::{ConnectContext, Registry};
 use ragstone_providers::{ConfigError, chat};
 use ragstone_rag::memory::Kind;
 use ragstone_store::InspectedCollection;
 
-use super::{Check, Reach};
-use crate::agent::{IN_PROCESS, is_in_process};
+use super::{Check, Reach, models};
+use crate::agent::{IN_PROCESS, check_rag, is_in_process};
 use crate::config::{self, EmbeddingsChoice, Settings};
 
 const EMBEDDING: &str = "Embedding / RAG";
 const CHAT: &str = "Chat";
+/// Whoever waits for the doctor waits no longer than this for anybody else.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) fn embedding(settings: &Settings, stored: &[InspectedCollection]) -> Check {
     let config = &settings.embedding;
+    if let Err(error) = check_rag(&config.rag) {
+        return Check::fail(EMBEDDING, format!("{error}: correct the configuration file"));
+    }
     if is_in_process(config) {
-        return in_process(settings);
+        return in_process(settings, stored);
     }
     let resolution = resolve(config, &settings.providers);
     let backend = match &resolution {
@@ -51,7 +59,7 @@ pub(super) fn embedding(settings: &Settings, stored: &[InspectedCollection]) -> 
         }
         Resolution::NotOffered { provider_type } => {
             let message = format!(
-                "provider '{}' is of type '{provider_type}', which offers no embeddings: use one of type openai, gemini or ollama",
+                "provider '{}' is of type '{provider_type}', which offers no embeddings: use one of type openai, gemini, google or ollama",
                 config.provider_id
             );
             return Check::fail(EMBEDDING, message);
@@ -70,66 +78,84 @@ pub(super) fn embedding(settings: &Settings, stored: &[InspectedCollection]) -> 
         backend.as_str(),
         info.name
     );
-    if config.dimensions.is_none() {
-        return Check::warn(
-            EMBEDDING,
-            format!(
-                "embedding.dimensions is not set, so {width} is assumed ({facts}): set it to what the model makes"
-            ),
-        );
-    }
-    let is_memory = |name: &str| Kind::ALL.into_iter().any(|kind| kind.vectors().as_str() == name);
-    let other = stored
-        .iter()
-        .filter(|collection| is_memory(&collection.name))
-        .find_map(|collection| collection.dimensions.filter(|stored| *stored != width));
-    match other {
-        Some(stored) => Check::warn(
-            EMBEDDING,
-            format!(
-                "{facts}, but stored vectors have {stored}: the next start embeds all of memory again; set embedding.dimensions back if that is not meant"
-            ),
-        ),
-        None => Check::pass(EMBEDDING, facts),
+    let other = other_width(stored, width);
+    match (config.dimensions, other) {
+        (None, other) => {
+            let conflict = other.map_or_else(String::new, |stored| {
+                format!(
+                    ", but stored vectors have {stored}, and the next start would embed all of memory again"
+                )
+            });
+            Check::warn(
+                EMBEDDING,
+                format!(
+                    "embedding.dimensions is not set, so {width} is assumed ({facts}){conflict}: set it to what the model makes"
+                ),
+            )
+        }
+        (Some(_), Some(stored)) => embeds_again(&facts, stored),
+        (Some(_), None) => Check::pass(EMBEDDING, facts),
     }
 }
 
-fn in_process(settings: &Settings) -> Check {
-    let wanted = &settings.embedding.model;
+/// The width of stored memory, where it is another one.
+fn other_width(stored: &[InspectedCollection], width: usize) -> Option<usize> {
+    let is_memory = |name: &str| Kind::ALL.into_iter().any(|kind| kind.vectors().as_str() == name);
+    stored
+        .iter()
+        .filter(|collection| is_memory(&collection.name))
+        .find_map(|collection| collection.dimensions.filter(|stored| *stored != width))
+}
+
+fn embeds_again(facts: &str, stored: usize) -> Check {
+    Check::warn(
+        EMBEDDING,
+        format!(
+            "{facts}, but stored vectors have {stored}: the next start embeds all of memory again; set model and dimensions back if that is not meant"
+        ),
+    )
+}
+
+fn in_process(settings: &Settings, stored: &[InspectedCollection]) -> Check {
+    let config = &settings.embedding;
+    let wanted = &config.model;
     let EmbeddingsChoice::File(path) = &settings.embeddings else {
         return Check::fail(
             EMBEDDING,
             "embedding.provider is 'in-process', and no models are configured: name them with --embeddings-config",
         );
     };
-    match EmbeddingsConfig::from_file(path) {
-        Err(error) => Check::fail(
+    let models = match EmbeddingsConfig::from_file(path) {
+        Ok(models) => models.embeddings,
+        Err(error) => {
+            let message = format!("{}: {error}: correct this file", path.display());
+            return Check::fail(EMBEDDING, message);
+        }
+    };
+    let Some(entry) = models
+        .iter()
+        .find(|entry| wanted.is_empty() || entry.id() == wanted)
+    else {
+        let ids: Vec<&str> = models.iter().map(ModelEntry::id).collect();
+        let message = format!(
+            "embedding.model is '{wanted}', and the models are {}: use one of these",
+            ids.join(", ")
+        );
+        return Check::fail(EMBEDDING, message);
+    };
+    let facts = format!("the model '{}' of this process", entry.id());
+    let width = models::width(entry);
+    match (width, config.dimensions) {
+        (Some(width), Some(wanted)) if wanted != width => Check::fail(
             EMBEDDING,
-            format!("{}: {error}: correct this file", path.display()),
+            format!(
+                "embedding.dimensions is {wanted}, {facts} makes {width}: leave it out or set it to {width}"
+            ),
         ),
-        Ok(config) if wanted.is_empty() || config.embeddings.iter().any(|entry| entry.id() == wanted) => {
-            let model = config
-                .embeddings
-                .first()
-                .map(ragstone_models::config::ModelEntry::id)
-                .filter(|_| wanted.is_empty());
-            Check::pass(
-                EMBEDDING,
-                format!("the model '{}' of this process", model.unwrap_or(wanted)),
-            )
-        }
-        Ok(config) => {
-            let ids: Vec<&str> = config
-                .embeddings
-                .iter()
-                .map(ragstone_models::config::ModelEntry::id)
-                .collect();
-            let message = format!(
-                "embedding.model is '{wanted}', and the models are {}: use one of these",
-                ids.join(", ")
-            );
-            Check::fail(EMBEDDING, message)
-        }
+        _ => match width.and_then(|width| other_width(stored, width)) {
+            Some(stored) => embeds_again(&facts, stored),
+            None => Check::pass(EMBEDDING, facts),
+        },
     }
 }
 
@@ -146,16 +172,18 @@ pub(super) fn chat(settings: &Settings) -> Check {
     }
 }
 
-/// Keys that cannot be looked up. What nothing uses is no failure.
-pub(super) fn keys(settings: &Settings) -> Vec<Check> {
+/// Types that nobody knows and keys that cannot be looked up. What nothing uses is no failure.
+pub(super) fn entries(settings: &Settings) -> Vec<Check> {
     settings
         .providers
         .iter()
         .filter_map(|(id, entry)| {
-            let key = entry.api_key.as_ref()?;
-            let error = key
-                .resolve(&format!("providers.{id}.apiKey"), &config::process_env)
-                .err()?;
+            let field = format!("providers.{id}.apiKey");
+            let resolve = |key: &Secret| key.resolve(&field, &config::process_env).err();
+            let unknown = ChatBackend::of_provider_type(&entry.provider_type)
+                .err()
+                .filter(|_| entry.provider_type != CONTRACT_TYPE);
+            let error = unknown.or_else(|| entry.api_key.as_ref().and_then(resolve))?;
             Some(Check::warn(format!("Provider {id}"), mend(&error)))
         })
         .collect()
@@ -183,7 +211,9 @@ pub(super) async fn services(settings: &Settings, reach: Reach) -> Vec<Check> {
             if reach == Reach::Offline {
                 return Check::pass(title, "configured; whether it answers is checked with --online");
             }
-            let health = backend.health().await;
+            let Ok(health) = tokio::time::timeout(PATIENCE, backend.health()).await else {
+                return Check::fail(title, format!("{}: start it, or correct its url", late()));
+            };
             match health.status {
                 HealthStatus::Healthy => {
                     Check::pass(title, format!("answers in {:.0} ms", health.latency_ms))
@@ -206,10 +236,16 @@ pub(super) async fn online(settings: &Settings, reach: Reach) -> Vec<Check> {
             .map(|name| Check::skip(name, "not asked; use --online"))
             .into();
     }
-    let (embedding, chat) = futures::join!(ask_embedder(settings), ask_chat(settings));
+    let (embedding, chat, models) = futures::join!(
+        ask_memory_embedder(settings),
+        ask_chat(settings),
+        ask_models(settings)
+    );
     NAMES
+        .map(str::to_owned)
         .into_iter()
         .zip([embedding, chat])
+        .chain(models.into_iter().map(|(name, asked)| (name, Some(asked))))
         .map(|(name, outcome)| match outcome {
             None => Check::skip(name, "not configured, or not usable as configured"),
             Some(Ok(message)) => Check::pass(name, message),
@@ -218,25 +254,57 @@ pub(super) async fn online(settings: &Settings, reach: Reach) -> Vec<Check> {
         .collect()
 }
 
-async fn ask_embedder(settings: &Settings) -> Option<Result<String, String>> {
+type Asked = Result<String, String>;
+
+async fn ask_memory_embedder(settings: &Settings) -> Option<Asked> {
     let embedder = from_config(&settings.embedding, &settings.providers, &config::process_env).ok()??;
-    let asked = embedder.embed(vec!["ping".to_owned().into()], Role::Query).await;
-    Some(match asked {
-        Ok(_) => Ok(format!(
+    Some(ask_embedder(embedder.as_ref()).await)
+}
+
+/// The models of `embeddings.yml` that are behind providers.
+async fn ask_models(settings: &Settings) -> Vec<(String, Asked)> {
+    let EmbeddingsChoice::File(path) = &settings.embeddings else {
+        return Vec::new();
+    };
+    let entries = EmbeddingsConfig::from_file(path).map_or_else(|_| Vec::new(), |file| file.embeddings);
+    let asking = entries.iter().filter_map(|entry| match entry {
+        ModelEntry::Remote(remote) => {
+            let embedder = models::remote_embedder(remote, settings).ok()?;
+            let name = format!("Provider of model {}", remote.id);
+            Some(async move { (name, ask_embedder(embedder.as_ref()).await) })
+        }
+        ModelEntry::Local(_) => None,
+    });
+    futures::future::join_all(asking).await
+}
+
+async fn ask_embedder(embedder: &dyn Embedder) -> Asked {
+    let asking = embedder.embed(vec!["ping".to_owned().into()], Role::Query);
+    match tokio::time::timeout(PATIENCE, asking).await {
+        Ok(Ok(_)) => Ok(format!(
             "answers with {} dimensions",
             embedder.info().identity.dimensions
         )),
-        Err(error) => Err(error.to_string()),
-    })
+        Ok(Err(ModelError::Remote(failure))) => Err(failure.reason),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err(late()),
+    }
 }
 
-async fn ask_chat(settings: &Settings) -> Option<Result<String, String>> {
+async fn ask_chat(settings: &Settings) -> Option<Asked> {
     let model = chat::from_config(settings.chat.as_ref()?, &settings.providers, &config::process_env).ok()?;
     let request = ChatRequest::new(vec![Message::new("user", "Say ok.")]);
-    Some(match model.complete(request).await {
-        Ok(_) => Ok(format!("{} answers", model.model())),
-        Err(error) => Err(error.to_string()),
-    })
+    Some(
+        match tokio::time::timeout(PATIENCE, model.complete(request)).await {
+            Ok(Ok(_)) => Ok(format!("{} answers", model.model())),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err(late()),
+        },
+    )
+}
+
+fn late() -> String {
+    format!("no answer within {} s", PATIENCE.as_secs())
 }
 
 fn known(settings: &Settings) -> String {
