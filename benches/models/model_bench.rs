@@ -92,9 +92,13 @@ async fn answer(loaded: &mut Loaded, request: &Value) -> Result<Value, Failure> 
                 .as_ref()
                 .ok_or("no cross-encoder is loaded")?;
             let scores = model
-                .score(request["query"].as_str().unwrap_or_default(), texts("texts"))
+                .score(
+                    request["query"].as_str().unwrap_or_default(),
+                    texts("texts"),
+                    None,
+                )
                 .await?;
-            Ok(json!({ "seconds": start.elapsed().as_secs_f64(), "scores": scores }))
+            Ok(json!({ "seconds": start.elapsed().as_secs_f64(), "scores": scores.scores }))
         }
         "memory" => Ok(json!({ "peak_mb": peak_memory_mb()? })),
         other => Err(format!("unknown request '{other}'").into()),

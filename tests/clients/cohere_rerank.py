@@ -17,13 +17,17 @@ for client in [cohere.Client(api_key=key, base_url=base_url), cohere.ClientV2(ap
     assert sorted(result.index for result in answer.results) == [0, 1, 2]
     orders.append([(result.index, result.relevance_score) for result in answer.results])
 
+    assert answer.meta.tokens.input_tokens > 30, answer.meta
+
     top = client.rerank(model="any-name", query="which animal jumps?", documents=texts, top_n=1)
     assert [result.index for result in top.results] == [orders[-1][0][0]]
 
     try:
         client.rerank(model="any-name", query="", documents=texts)
     except ApiError as error:
-        assert error.status_code == 400 and "detail" in error.body, error
+        assert error.status_code == 400 and "'query'" in error.body["detail"], error
+        if isinstance(client, cohere.ClientV2):
+            assert error.body["message"] == error.body["detail"], error
     else:
         raise AssertionError("an empty query was accepted")
 

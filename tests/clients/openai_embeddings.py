@@ -35,15 +35,21 @@ assert cosine(single.data[0].embedding, tokens.data[0].embedding) > 0.999999
 many = client.embeddings.create(model="tiny", input=[f"text {n}" for n in range(100)])
 assert len(many.data) == 100
 
-for error, call in [
-    (openai.NotFoundError, lambda: client.embeddings.create(model="no-such-model", input="x")),
-    (openai.BadRequestError, lambda: client.embeddings.create(model="tiny", input="x", dimensions=1000)),
-    (openai.AuthenticationError, lambda: client.with_options(api_key="wrong").embeddings.create(model="tiny", input="x")),
+assert [model.id for model in client.models.list()] == ["tiny"]
+
+for error, says, call in [
+    (openai.NotFoundError, "not loaded", lambda: client.embeddings.create(model="no-such-model", input="x")),
+    (openai.BadRequestError, "'dimensions'", lambda: client.embeddings.create(model="tiny", input="x", dimensions=1000)),
+    (
+        openai.AuthenticationError,
+        "API key",
+        lambda: client.with_options(api_key="wrong").embeddings.create(model="tiny", input="x"),
+    ),
 ]:
     try:
         call()
     except error as raised:
-        assert "detail" in str(raised.body or raised), raised
+        assert says in raised.message and says in raised.body["message"], raised
     else:
         raise AssertionError(f"{error.__name__} was not raised")
 

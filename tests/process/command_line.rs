@@ -1,6 +1,11 @@
 //! Help, exit codes, and what goes to which stream.
 
-use crate::support::Setup;
+use std::process::Stdio;
+
+use reqwest::Method;
+use serde_json::json;
+
+use crate::support::{Setup, vector};
 
 #[test]
 fn usage_errors_end_with_2() {
@@ -13,6 +18,13 @@ fn usage_errors_end_with_2() {
         &["serve", "--no-embeddings", "--embeddings-config", "x.yml"],
         &["models", "pull"],
         &["completions", "no-such-shell"],
+        &["query", "c", "text", "--mode", "fuzzy"],
+        &["query", "c", "text", "--where", "{"],
+        &["query", "c", "text", "--where", r#"{"a": {"$no": 1}}"#],
+        &["query", "c", "text", "-k", "0"],
+        &["query", "c", "text", "--url", "notaurl"],
+        &["query", "c", " "],
+        &["query", "not/valid", "text"],
         &[],
     ] {
         let ended = Setup::command(args).run();
@@ -86,4 +98,46 @@ fn the_list_of_rerankers_is_a_result() {
     let list = Setup::serve().arg("--list-reranker-models").run();
     insta::assert_snapshot!("list_reranker_models", list.succeeded());
     assert_eq!(list.stderr, "");
+}
+
+#[tokio::test]
+async fn a_query_says_which_key_is_missing_and_ends_quietly_when_nobody_reads_on() {
+    let server = Setup::without_models()
+        .env("RAGSTONE_API_KEYS", "key")
+        .start()
+        .await;
+    let documents = json!({"documents": [{"id": "a", "text": "a fox", "embedding": vector(1)}]});
+    for (path, body) in [
+        ("/collections", json!({"name": "c"})),
+        ("/collections/c/documents", documents),
+    ] {
+        let request = server.request(Method::POST, path).bearer_auth("key");
+        server.send(request.json(&body)).await.ok();
+    }
+    let query = Setup::command(&["query", "c", "fox", "--mode", "keyword", "--url", &server.url("")]);
+    let (without, wrong) = (query.clone(), query.clone().env("RAGSTONE_API_KEY", "other"));
+    let right = query.env("RAGSTONE_API_KEY", "key");
+    tokio::task::spawn_blocking(move || {
+        let log = without.run();
+        assert!(log.failed_with(1).contains("set RAGSTONE_API_KEY"), "{log:?}");
+        let log = wrong.run();
+        assert!(log.failed_with(1).contains("does not take the key"), "{log:?}");
+        assert!(right.run().succeeded().contains("a fox"));
+        let mut child = right
+            .build()
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(child.stdout.take());
+        let ended = child.wait_with_output().unwrap();
+        assert!(ended.status.success(), "{ended:?}");
+        assert_eq!(String::from_utf8_lossy(&ended.stderr), "");
+    })
+    .await
+    .unwrap();
+    for command in ["query", "ingest", "export", "import", "copy"] {
+        let help = Setup::command(&[command, "--help"]).run();
+        assert!(help.succeeded().contains("RAGSTONE_API_KEY"), "{command}");
+    }
 }

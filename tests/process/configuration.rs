@@ -158,6 +158,26 @@ fn wrong_configuration_is_named_and_ends_with_78() {
     );
 }
 
+/// A model directory that is not there is a mistake in the configuration.
+#[test]
+fn a_missing_model_directory_ends_with_78() {
+    let setup = Setup::serve_embedded();
+    let file = setup.file("weights.bin", "");
+    for (path, says) in [
+        ("/nowhere/model".as_ref(), "does not exist"),
+        (file.as_path(), "is a file"),
+    ] {
+        let ended = setup.clone().embeddings(&[("m", path)]).run();
+        let log = ended.failed_with(78);
+        assert!(log.contains("embedding model 'm'") && log.contains(says), "{log}");
+    }
+    let ended = Setup::without_models()
+        .arg("--cross-encoder-path")
+        .arg("/nowhere/model")
+        .run();
+    assert!(ended.failed_with(78).contains("/nowhere/model"), "{ended:?}");
+}
+
 #[tokio::test]
 async fn a_port_that_is_taken_ends_with_1() {
     let server = plain().await;

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use crate::support::Setup;
 use crate::support::hub::ModelHub;
+use crate::support::{Setup, fixtures};
 
 async fn run(setup: Setup) -> crate::support::Finished {
     tokio::task::spawn_blocking(move || setup.run()).await.unwrap()
@@ -42,6 +42,19 @@ async fn pull_list_show_remove() {
     assert!(table.succeeded().contains("tests/bert") && table.stdout.contains("tests/cross-bert"));
     let shown = run(models(&["show", "tests/cross-bert"])).await;
     assert!(shown.succeeded().contains("tests/cross-bert"), "{shown:?}");
+    assert!(shown.stdout.contains("usable        yes"), "{shown:?}");
+    // A directory of this one's name, with a model that is not whole.
+    let beside = base.folder().join("model");
+    std::fs::create_dir(&beside).unwrap();
+    std::fs::copy(
+        fixtures::model("bert").join("config.json"),
+        beside.join("config.json"),
+    )
+    .unwrap();
+    for name in ["model", "./model"] {
+        let shown = run(models(&["show", name])).await;
+        assert!(shown.succeeded().contains("usable        no: "), "{shown:?}");
+    }
 
     run(models(&["remove", "tests/bert"])).await.succeeded();
     let listed = json(&run(models(&["list", "--json"])).await);
@@ -50,6 +63,8 @@ async fn pull_list_show_remove() {
         ["remove", "tests/bert"],
         ["show", "tests/bert"],
         ["pull", "tests/no-such-model"],
+        ["pull", "."],
+        ["show", "/etc"],
     ] {
         let ended = run(models(&missing)).await;
         assert!(ended.failed_with(1).contains(missing[1]), "{ended:?}");

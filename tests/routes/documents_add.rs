@@ -241,9 +241,23 @@ async fn a_model_of_another_width_is_refused() {
         .post("/collections", json!({"name": "c", "embedding_model": "tiny"}))
         .await
         .ok();
+    // Vectors that its model could never search or add to would block an empty collection.
+    let narrow = json!({"documents": [{"text": "a", "embedding": [1, 2, 3]}]});
+    let detail = server
+        .post("/collections/c/documents", narrow.clone())
+        .await
+        .refused(400);
+    assert!(
+        detail.contains("dimension mismatch") && detail.contains("model 'tiny'"),
+        "{detail}"
+    );
+    let metadata = |model: &str| json!({"metadata": {"embedding_model": model}});
     server
-        .add("c", vec![json!({"text": "a", "embedding": [1, 2, 3]})])
-        .await;
+        .put("/collections/c/metadata", metadata("elsewhere"))
+        .await
+        .ok();
+    server.post("/collections/c/documents", narrow).await.ok();
+    server.put("/collections/c/metadata", metadata("tiny")).await.ok();
     let detail = server
         .post("/collections/c/documents", json!({"documents": [{"text": "b"}]}))
         .await

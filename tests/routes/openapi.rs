@@ -1,5 +1,7 @@
 //! `GET /openapi.json`
 
+use std::collections::HashSet;
+
 use serde_json::Value;
 
 use crate::support::plain;
@@ -27,9 +29,12 @@ async fn it_is_complete() {
         let pointer = reference.strip_prefix('#').expect("within the document");
         assert!(api.pointer(pointer).is_some(), "{reference} leads nowhere");
     }
+    let mut operations = HashSet::new();
     for (path, item) in api["paths"].as_object().unwrap() {
         for (method, operation) in item.as_object().unwrap() {
             let name = format!("{method} {path}");
+            let id = operation["operationId"].as_str().unwrap();
+            assert!(operations.insert(id), "{name} is not the only {id}");
             assert!(operation["summary"].is_string(), "{name} has no summary");
             let responses = operation["responses"].as_object().unwrap();
             assert!(responses.keys().any(|status| status.starts_with('2')), "{name}");

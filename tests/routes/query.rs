@@ -323,6 +323,20 @@ async fn several_collections_at_once() {
         )
         .await
         .refused(404);
+    let none = json!({"collections": ["no", "not/valid"], "query_embedding": [1]});
+    let detail = server.post("/query", none).await.refused(404);
+    assert!(
+        detail.contains("no: Collection 'no' not found; not/valid: Invalid collection name"),
+        "{detail}"
+    );
+    // A name that is none is a collection that fails.
+    let odd = json!({"collections": ["not/valid", "c"], "query_embedding": vector(2)});
+    let answer = server.post("/query", odd).await.ok();
+    assert_eq!(answer["failures"][0]["collection"], "not/valid");
+    assert_eq!(answer["results"].as_array().unwrap().len(), 3);
+    let twice = json!({"collections": ["c", "other", "c"], "query_embedding": vector(2)});
+    let detail = server.post("/query", twice).await.refused(400);
+    assert_eq!(detail, "'collections' names 'c' more than once");
 }
 
 #[tokio::test]

@@ -176,3 +176,79 @@ async fn the_default_model_finds_by_meaning() {
         );
     }
 }
+
+/// Also where both models make vectors of one width.
+#[tokio::test]
+async fn a_collection_keeps_to_the_model_that_made_its_vectors() {
+    let setup = Setup::serve_embedded();
+    let (one, other) = (fixtures::model("bert"), fixtures::model("bert-gelu-new"));
+    let server = setup
+        .clone()
+        .embeddings(&[("one", &one), ("other", &other)])
+        .start()
+        .await;
+    server
+        .post("/collections", json!({"name": "c", "embedding_model": "one"}))
+        .await
+        .ok();
+    server.add("c", vec![json!({"id": "a", "text": "the fox"})]).await;
+    let query = json!({"query": "fox"});
+    let answer = server.post("/collections/c/query", query.clone()).await.ok();
+    assert!(answer.get("warnings").is_none(), "{answer}");
+    let metadata = json!({"metadata": {"embedding_model": "other"}});
+    server.put("/collections/c/metadata", metadata).await.ok();
+    let more = json!({"documents": [{"id": "b", "text": "the dog"}]});
+    for (path, body) in [("query", query.clone()), ("documents", more.clone())] {
+        let detail = server
+            .post(&format!("/collections/c/{path}"), body)
+            .await
+            .refused(400);
+        assert!(
+            detail.contains("has vectors of model 'one'") && detail.contains("again"),
+            "{path}: {detail}"
+        );
+    }
+    // What needs no model is as before, and so is an empty collection.
+    let words = json!({"query": "fox", "mode": "keyword"});
+    server.post("/collections/c/query", words).await.ok();
+    server.delete("/collections/c/documents/all").await.ok();
+    server.post("/collections/c/documents", more.clone()).await.ok();
+    let metadata = json!({"metadata": {"embedding_model": "one"}});
+    server.put("/collections/c/metadata", metadata).await.ok();
+    let (_, _) = server.stop();
+
+    // The same name for another model is another version of it.
+    let server = setup.embeddings(&[("one", &one), ("other", &one)]).start().await;
+    let metadata = json!({"metadata": {"embedding_model": "other"}});
+    server.put("/collections/c/metadata", metadata).await.ok();
+    let answer = server.post("/collections/c/query", query).await.ok();
+    assert!(
+        answer["warnings"][0]
+            .as_str()
+            .unwrap()
+            .contains("of model 'other', and version"),
+        "{answer}"
+    );
+    let detail = server.post("/collections/c/documents", more).await.refused(400);
+    assert!(detail.contains("of model 'other', and version"), "{detail}");
+}
+
+#[tokio::test]
+async fn a_query_that_is_too_long_for_the_model_is_told_so() {
+    let server = Setup::serve()
+        .embeddings(&[("tiny", &fixtures::model("bert"))])
+        .start()
+        .await;
+    server
+        .post("/collections", json!({"name": "c", "embedding_model": "tiny"}))
+        .await
+        .ok();
+    server.add("c", vec![json!({"id": "a", "text": "the fox"})]).await;
+    let long = json!({"query": "fox ".repeat(2000)});
+    let answer = server.post("/collections/c/query", long).await.ok();
+    let warning = answer["warnings"][0].as_str().unwrap();
+    assert!(
+        warning.contains("longer than what model 'tiny' reads"),
+        "{warning}"
+    );
+}

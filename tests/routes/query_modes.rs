@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Server, ids, plain};
+use crate::support::{Server, documents, ids, plain, vector};
 
 /// Texts of one length, so that a rank can be told from the words alone.
 async fn library() -> Server {
@@ -201,4 +201,41 @@ async fn reranking_without_a_cross_encoder_is_skipped_and_says_so() {
         "{second}"
     );
     assert!(first.get("reranked").is_none() && first.get("warnings").is_none());
+}
+
+/// However many share a value and however many are asked for, an answer stays of a size, and every
+/// result is among its siblings.
+#[tokio::test]
+async fn siblings_are_bounded() {
+    let server = plain().await;
+    server.create("c").await;
+    server
+        .add("c", documents(1500, |n| json!({"section": "one", "position": n})))
+        .await;
+    let body = json!({"query_embedding": vector(7), "top_k": 1000, "expand": "section"});
+    let answer = server.post("/collections/c/query", body).await.ok();
+    let results = answer["results"].as_array().unwrap();
+    assert_eq!(results.len(), 1000);
+    for result in results {
+        let siblings = ids(&result["siblings"]);
+        assert!(siblings.len() <= 100 && siblings.contains(&result["id"].as_str().unwrap()));
+    }
+    assert_eq!(ids(&results[0]["siblings"]).len(), 100);
+    let size = answer.to_string().len();
+    assert!(size < 6 << 20, "{size}");
+    assert!(
+        answer["warnings"][0].as_str().unwrap().contains("siblings"),
+        "{}",
+        answer["warnings"]
+    );
+
+    let last = json!({"query_embedding": vector(1400), "top_k": 1, "where": {"position": 1400},
+        "expand": {"field": "section", "max_chars": 50}});
+    let answer = server.post("/collections/c/query", last).await.ok();
+    assert_eq!(
+        ids(&answer["results"][0]["siblings"]),
+        ["d1399", "d1400", "d1401"],
+        "behind the first thousand too"
+    );
+    assert!(answer.get("warnings").is_none(), "{answer}");
 }

@@ -141,7 +141,19 @@ async fn the_compatible_routes_agree_with_our_own() {
     for path in ["/v1/rerank", "/v2/rerank"] {
         let body = json!({"model": "any-name", "query": "which animal?", "documents": texts, "top_n": 4, "return_documents": true});
         let answer = server.post(path, body).await.ok();
-        assert_eq!(answer["model"], "any-name");
+        let model = answer["model"].as_str().unwrap();
+        assert!(model.ends_with("cross-bert"), "the one that scored: {model}");
+        let tokens = answer["usage"]["total_tokens"].as_u64().unwrap();
+        assert!(tokens > 50, "{answer}");
+        assert_eq!(answer["meta"]["tokens"]["input_tokens"], tokens);
+        let short = json!({"query": "which animal?", "documents": texts, "max_tokens_per_doc": 2});
+        let short = server.post(path, short).await.ok();
+        assert!(
+            short["usage"]["total_tokens"].as_u64().unwrap() < tokens,
+            "{short}"
+        );
+        let none = json!({"query": "which animal?", "documents": texts, "max_tokens_per_doc": 0});
+        server.post(path, none).await.refused(400);
         let results = answer["results"].as_array().unwrap();
         assert_eq!(results.len(), 4);
         for (result, ours) in results.iter().zip(own["reranked"].as_array().unwrap()) {

@@ -85,13 +85,28 @@ pub trait Embedder: Send + Sync {
     }
 }
 
-/// Scores how well each text answers a query: one score per text, in their order, higher is better.
+/// What a reranker found out.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Scored {
+    /// One per text, in their order; higher is better.
+    pub scores: Vec<f32>,
+    /// Tokens that were read, special tokens included, the query's once for every text.
+    pub tokens: usize,
+}
+
+/// Scores how well each text answers a query.
 #[async_trait]
 pub trait Reranker: Send + Sync {
     /// The name a user knows the model by.
     fn name(&self) -> &str;
 
-    async fn score(&self, query: &str, texts: Vec<String>) -> Result<Vec<f32>, ModelError>;
+    /// Of each text, at most `max_text_tokens` are read, where that is given.
+    async fn score(
+        &self,
+        query: &str,
+        texts: Vec<String>,
+        max_text_tokens: Option<usize>,
+    ) -> Result<Scored, ModelError>;
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -1,5 +1,6 @@
 //! What the service relies on from a store of collections and documents.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -10,6 +11,7 @@ use crate::document::{Document, DocumentId, Metadata};
 use crate::filter::Filter;
 use crate::fusion::{FusionWeights, RankTrail};
 use crate::model::ModelIdentity;
+use crate::siblings::Expand;
 use crate::vector::normalise;
 
 /// Collections of documents with their vectors and keyword index.
@@ -32,6 +34,11 @@ pub trait Store: Send + Sync {
     async fn collections(&self) -> Result<Vec<Collection>, StoreError>;
 
     async fn collection(&self, name: &CollectionName) -> Result<Collection, StoreError>;
+
+    /// The models that made the vectors of the first and of the last document, each once; vectors
+    /// that clients brought have none. Adding texts never mixes models, so only a collection that is
+    /// being ingested anew, or was imported so, can hold others.
+    async fn vector_models(&self, name: &CollectionName) -> Result<Vec<ModelIdentity>, StoreError>;
 
     /// Returns the metadata as it now stands.
     async fn update_metadata(
@@ -192,6 +199,15 @@ pub struct SearchRequest {
     /// Leave out documents farther than this from `vector`.
     pub max_distance: Option<f32>,
     pub weights: FusionWeights,
+    /// Gather the siblings of every hit too, of the same state.
+    pub siblings: Option<SiblingsRequest>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SiblingsRequest {
+    pub expand: Expand,
+    /// How large those of all hits together may be.
+    pub max_bytes: usize,
 }
 
 #[derive(Debug, Clone)]
@@ -200,6 +216,8 @@ pub struct SearchOutcome {
     pub hits: Vec<SearchHit>,
     /// The collection as it stood when it was searched.
     pub collection: Collection,
+    /// Whether siblings were left out because they are too large together.
+    pub siblings_cut: bool,
     pub stages: Vec<StageTime>,
 }
 
@@ -209,6 +227,9 @@ pub struct SearchHit {
     /// Cosine distance, 0 to 2; `None` when no vector was asked for.
     pub distance: Option<f32>,
     pub trail: RankTrail,
+    /// In document order, the hit itself included; `None` where none were asked for, or the hit has
+    /// no value to share.
+    pub siblings: Option<Vec<Arc<Document>>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,9 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::default_model;
 use crate::encoder::config::RawConfig;
-use crate::hub::{self, DEFAULT_REVISION, HubError, RepositoryCache};
+use crate::error::LoadError;
+use crate::hub::{DEFAULT_REVISION, HubError, ModelSource, RepositoryCache};
+use crate::modules::Layout;
+use crate::{default_model, embedder, reranker};
 
 /// One model in the cache, whoever downloaded it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,8 +20,8 @@ pub struct CachedModel {
     /// What `config.json` says, where there is one.
     pub architecture: Option<String>,
     pub kind: ModelKind,
-    /// All files are there and of a kind that can be loaded.
-    pub usable: bool,
+    /// Why it cannot be loaded, where that can be told without doing so.
+    pub problem: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,18 +56,23 @@ pub fn list(cache: &Path) -> Result<Vec<CachedModel>, HubError> {
     Ok(models)
 }
 
-/// One model by its id, or by the directory it is in.
-pub fn show(cache: &Path, id: &str) -> Option<CachedModel> {
-    let directory = Path::new(id);
-    if directory.is_absolute() && directory.is_dir() {
-        let revision = String::new();
-        return Some(CachedModel {
-            bytes: size_of(directory),
-            ..inspect(id, revision, directory.to_owned())
-        });
+/// One model by its id, or by the directory it is in; `None` where the cache has no such model.
+pub fn show(cache: &Path, id: &str) -> Result<Option<CachedModel>, LoadError> {
+    match ModelSource::parse(id) {
+        ModelSource::Directory(path) if !path.exists() => Err(HubError::NoDirectory(path).into()),
+        ModelSource::Directory(path) if !path.is_dir() => Err(HubError::NotADirectory(path).into()),
+        ModelSource::Directory(directory) => {
+            RawConfig::read(&Layout::read(&directory)?.encoder)?;
+            Ok(Some(CachedModel {
+                bytes: size_of(&directory),
+                ..inspect(id, String::new(), directory)
+            }))
+        }
+        ModelSource::Hub { .. } => {
+            let package = || package(cache).filter(|_| id == default_model::ID);
+            Ok(describe(cache, id).or_else(package))
+        }
     }
-    let package = || package(cache).filter(|_| id == default_model::ID);
-    describe(cache, id).or_else(package)
 }
 
 /// Deletes a model with all its revisions; the answer is how many bytes that freed, 0 if there was none.
@@ -123,22 +130,32 @@ fn package(cache: &Path) -> Option<CachedModel> {
 }
 
 fn inspect(id: &str, revision: String, directory: PathBuf) -> CachedModel {
-    let config = RawConfig::read(&directory).ok();
-    let kind = match &config {
-        Some(config) if config.encoder(&directory).is_err() => ModelKind::Other,
-        Some(config) if config.is_classifier() => ModelKind::CrossEncoder,
-        Some(_) => ModelKind::Embedding,
-        None => ModelKind::Other,
+    let config = Layout::read(&directory).and_then(|layout| RawConfig::read(&layout.encoder));
+    let (kind, problem) = match &config {
+        Err(error) => (ModelKind::Other, Some(error.to_string())),
+        Ok(config) => match config.encoder(&directory) {
+            Err(error) => (ModelKind::Other, Some(error.to_string())),
+            Ok(_) if config.is_classifier() => {
+                (ModelKind::CrossEncoder, refusal(reranker::check(&directory)))
+            }
+            Ok(_) => (ModelKind::Embedding, refusal(embedder::check(&directory))),
+        },
     };
     CachedModel {
         id: id.to_owned(),
         revision,
         bytes: 0,
-        architecture: config.and_then(|config| config.model_type().map(str::to_owned)),
+        architecture: config
+            .ok()
+            .and_then(|config| config.model_type().map(str::to_owned)),
         kind,
-        usable: kind != ModelKind::Other && hub::is_complete(&directory),
+        problem,
         directory,
     }
+}
+
+fn refusal(checked: Result<(), LoadError>) -> Option<String> {
+    checked.err().map(|error| error.to_string())
 }
 
 fn newest_snapshot(root: &Path) -> Option<PathBuf> {
@@ -195,13 +212,37 @@ mod tests {
             (model.id.as_str(), model.revision.as_str()),
             ("org/name", "abc1234")
         );
-        assert_eq!((model.kind, model.usable), (ModelKind::CrossEncoder, true));
+        assert_eq!((model.kind, &model.problem), (ModelKind::CrossEncoder, &None));
         assert_eq!(model.architecture.as_deref(), Some("bert"));
         assert!(model.bytes > 50_000);
-        assert_eq!(show(cache.path(), "org/name").as_ref(), Some(model));
-        assert_eq!(show(cache.path(), "org/other"), None);
-        std::fs::remove_file(RepositoryCache::new(cache.path(), "org/name").blob("blob2")).unwrap();
-        assert!(!show(cache.path(), "org/name").unwrap().usable);
+        let shown = |id: &str| show(cache.path(), id).unwrap();
+        assert_eq!(shown("org/name").as_ref(), Some(model));
+        assert_eq!(shown("org/other"), None);
+        let problem = || shown("org/name").unwrap().problem.unwrap();
+        let weights = RepositoryCache::new(cache.path(), "org/name").blob("blob2");
+        let whole = std::fs::read(&weights).unwrap();
+        std::fs::write(&weights, &whole[..whole.len() - 1]).unwrap();
+        assert!(problem().contains("an interrupted download?"), "{}", problem());
+        std::fs::remove_file(&weights).unwrap();
+        assert!(problem().contains("model.safetensors"), "{}", problem());
+    }
+
+    #[test]
+    fn a_directory_is_shown_as_it_would_be_loaded() {
+        let cache = cache();
+        let fixture = Path::new("tests/fixtures/bert");
+        let shown = show(cache.path(), fixture.to_str().unwrap()).unwrap().unwrap();
+        assert_eq!((shown.kind, shown.problem), (ModelKind::Embedding, None));
+        for (other, says) in [
+            (cache.path().to_owned(), "has no config.json"),
+            (fixture.join("config.json"), "is a file"),
+            (cache.path().join("nothing"), "does not exist"),
+        ] {
+            let error = show(cache.path(), other.to_str().unwrap())
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains(says), "{error}");
+        }
     }
 
     #[test]

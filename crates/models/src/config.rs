@@ -107,14 +107,7 @@ impl EmbeddingsConfig {
         {
             return Err(ConfigError::Empty);
         }
-        let document: RawDocument =
-            serde_saphyr::from_str(text).map_err(|error| ConfigError::Invalid(first_line(&error)))?;
-        let entries = document
-            .embeddings
-            .ok_or_else(|| ConfigError::Invalid("the list 'embeddings' is missing".to_owned()))?;
-        if entries.is_empty() {
-            return Err(ConfigError::Empty);
-        }
+        let entries = entries(text)?;
         let embeddings = entries
             .into_iter()
             .enumerate()
@@ -131,10 +124,30 @@ impl EmbeddingsConfig {
     }
 }
 
+/// The form is looked at before the entries are, because what the parser says about it is about our
+/// types.
+fn entries(text: &str) -> Result<Vec<RawEntry>, ConfigError> {
+    let invalid = |problem: &str| Err(ConfigError::Invalid(problem.to_owned()));
+    let parsing = |error: serde_saphyr::Error| ConfigError::Invalid(first_line(&error));
+    let form: serde_json::Value = serde_saphyr::from_str(text).map_err(parsing)?;
+    let Some(document) = form.as_object() else {
+        return invalid("it must begin with 'embeddings:', and the list of models below that");
+    };
+    match document.get("embeddings") {
+        None => return invalid("the list 'embeddings' is missing"),
+        Some(serde_json::Value::Null) => return Err(ConfigError::Empty),
+        Some(serde_json::Value::Array(entries)) if entries.is_empty() => return Err(ConfigError::Empty),
+        Some(serde_json::Value::Array(_)) => {}
+        Some(_) => return invalid("'embeddings' must be a list of models, each with an 'id' and a 'path'"),
+    }
+    let document: RawDocument = serde_saphyr::from_str(text).map_err(parsing)?;
+    Ok(document.embeddings)
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawDocument {
-    embeddings: Option<Vec<RawEntry>>,
+    embeddings: Vec<RawEntry>,
 }
 
 /// All keys of both kinds of entry; which belong together is checked afterwards, for better messages.
@@ -267,7 +280,7 @@ mod tests {
 
     #[test]
     fn an_empty_configuration_is_told_apart_from_a_wrong_one() {
-        for yaml in ["", "# nothing\n", "embeddings: []\n"] {
+        for yaml in ["", "# nothing\n", "embeddings: []\n", "embeddings:\n"] {
             assert!(
                 matches!(EmbeddingsConfig::from_yaml(yaml), Err(ConfigError::Empty)),
                 "{yaml:?}"
@@ -277,9 +290,16 @@ mod tests {
 
     #[test]
     fn errors_name_what_is_wrong() {
-        assert!(error("models: []").contains("models"));
+        assert!(error("models: []").contains("'embeddings' is missing"));
+        assert!(error("embeddings: [{id: a, path: x}]\nmodels: []").contains("models"));
         assert!(error("{}").contains("embeddings"));
-        assert!(error("embeddings: 3").contains("line 1"));
+        for (yaml, says) in [
+            ("embeddings: 3", "'embeddings' must be a list of models"),
+            ("embeddings: {}", "'embeddings' must be a list of models"),
+            ("- {id: a, path: x}", "it must begin with 'embeddings:'"),
+        ] {
+            assert!(error(yaml).starts_with(says), "{}", error(yaml));
+        }
         assert!(error("embeddings: [{path: x}]").contains("'id'"));
         assert!(error("embeddings: [{id: a}]").contains("'path'"));
         assert!(error("embeddings: [{id: a, path: x, colour: red}]").contains("colour"));

@@ -9,7 +9,7 @@ use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, ModelIde
 use serde::Deserialize;
 
 use crate::config::{Normalize, Quantize};
-use crate::encoder::config::RawConfig;
+use crate::encoder::config::{EncoderConfig, RawConfig};
 use crate::encoder::{Encoder, Scratch, Sequence};
 use crate::engine::{Compute, Engine};
 use crate::error::LoadError;
@@ -138,22 +138,62 @@ fn digest(layout: &Layout, directory: &std::path::Path) -> Result<String, LoadEr
     version::of_directory(directory, &layout.encoder, &files)
 }
 
-impl EmbeddingModel {
-    fn load(layout: &Layout, options: &EmbedderOptions) -> Result<Self, LoadError> {
+/// All of a model but the weights of its encoder, which take the time.
+struct Parts {
+    config: EncoderConfig,
+    weights: Weights,
+    tokenizer: TextTokenizer,
+    modules: Modules,
+    is_classifier: bool,
+}
+
+/// Whether a directory holds an embedding model, as far as that can be told without reading all of it.
+pub(crate) fn check(directory: &std::path::Path) -> Result<(), LoadError> {
+    Parts::read(&Layout::read(directory)?).map(|_| ())
+}
+
+impl Parts {
+    fn read(layout: &Layout) -> Result<Self, LoadError> {
         let directory = &layout.encoder;
-        let config = RawConfig::read(directory)?.encoder(directory)?;
+        let raw = RawConfig::read(directory)?;
+        let config = raw.encoder(directory)?;
         let sentence: SentenceConfig =
             json_optional(&directory.join("sentence_bert_config.json"))?.unwrap_or_default();
         let tokenizer_options = TokenizerOptions {
             max_tokens: sentence.max_seq_length,
             lower_case: sentence.do_lower_case,
         };
-        let mut modules = Modules::load(layout, config.hidden)?;
+        Ok(Self {
+            modules: Modules::load(layout, config.hidden)?,
+            tokenizer: TextTokenizer::load(directory, &config, &tokenizer_options)?,
+            weights: Weights::open(directory)?,
+            is_classifier: raw.is_classifier(),
+            config,
+        })
+    }
+}
+
+impl EmbeddingModel {
+    fn load(layout: &Layout, options: &EmbedderOptions) -> Result<Self, LoadError> {
+        let Parts {
+            config,
+            weights,
+            tokenizer,
+            mut modules,
+            is_classifier,
+        } = Parts::read(layout)?;
+        if is_classifier {
+            tracing::warn!(
+                model = %options.id,
+                path = %options.name,
+                "this is a cross-encoder, whose vectors mean little: name it with --cross-encoder, and an \
+                 embedding model here"
+            );
+        }
         if let Some(choice) = options.normalize {
             modules.normalize(choice);
         }
-        let tokenizer = TextTokenizer::load(directory, &config, &tokenizer_options)?;
-        let encoder = Encoder::load(&Weights::open(directory)?, config, options.quantize)?;
+        let encoder = Encoder::load(&weights, config, options.quantize)?;
         let path = options.directory.join("config_sentence_transformers.json");
         let prompts: PromptConfig = json_optional(&path)?.unwrap_or_default();
         if let Some(name) = prompts.missing_default() {

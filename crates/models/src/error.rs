@@ -42,6 +42,14 @@ pub enum LoadError {
 }
 
 impl LoadError {
+    /// The path that was given leads to no directory.
+    pub fn is_no_directory(&self) -> bool {
+        matches!(
+            self,
+            Self::NoDirectory(_) | Self::Hub(HubError::NoDirectory(_) | HubError::NotADirectory(_))
+        )
+    }
+
     pub(crate) fn malformed(path: &Path, reason: impl ToString) -> Self {
         Self::Malformed {
             path: path.to_owned(),

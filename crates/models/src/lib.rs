@@ -22,7 +22,7 @@
 //! }
 //! let source = hub::ModelSource::parse("BAAI/bge-reranker-base");
 //! let reranker = open_cross_encoder(&engine, &hub, &source, &hub::silent).await?;
-//! let _ = reranker.score("a question", vec!["a text".to_owned()]).await?;
+//! let _ = reranker.score("a question", vec!["a text".to_owned()], None).await?;
 //! # Ok(()) }
 //! ```
 //!

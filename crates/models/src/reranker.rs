@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use ragstone_core::model::{ModelError, Reranker};
+use ragstone_core::model::{ModelError, Reranker, Scored};
 use serde::Deserialize;
 
 use crate::embedder::blocking;
-use crate::encoder::config::{Architecture, RawConfig};
+use crate::encoder::config::{Architecture, EncoderConfig, RawConfig};
 use crate::encoder::{Encoder, Linear, Scratch, Sequence, Wanted, linear};
 use crate::engine::{Compute, Engine};
 use crate::error::LoadError;
@@ -80,8 +80,34 @@ impl CrossEncoder {
     }
 }
 
+/// All of a model but the weights of its encoder, which take the time.
+struct Parts {
+    config: EncoderConfig,
+    weights: Weights,
+    tokenizer: TextTokenizer,
+    head: Head,
+    activation: Finish,
+}
+
+/// Whether a directory holds a cross-encoder, as far as that can be told without reading all of it.
+pub(crate) fn check(directory: &Path) -> Result<(), LoadError> {
+    Parts::read(directory).map(|_| ())
+}
+
 impl CrossEncoderModel {
     fn load(directory: &Path) -> Result<Self, LoadError> {
+        let parts = Parts::read(directory)?;
+        Ok(Self {
+            encoder: Encoder::load(&parts.weights, parts.config, None)?,
+            tokenizer: parts.tokenizer,
+            head: parts.head,
+            activation: parts.activation,
+        })
+    }
+}
+
+impl Parts {
+    fn read(directory: &Path) -> Result<Self, LoadError> {
         let raw = RawConfig::read(directory)?;
         let config = raw.encoder(directory)?;
         let weights = Weights::open(directory)?;
@@ -107,7 +133,8 @@ impl CrossEncoderModel {
         };
         let tokenizer = TextTokenizer::load(directory, &config, &options)?;
         Ok(Self {
-            encoder: Encoder::load(&weights, config, None)?,
+            config,
+            weights,
             tokenizer,
             head,
             activation,
@@ -175,14 +202,19 @@ impl Reranker for CrossEncoder {
         &self.name
     }
 
-    async fn score(&self, query: &str, texts: Vec<String>) -> Result<Vec<f32>, ModelError> {
-        let tokenize =
-            |model: &CrossEncoderModel, query: &str, texts: &[String]| -> Result<Vec<Sequence>, ModelError> {
-                texts
-                    .iter()
-                    .map(|text| Ok(model.tokenizer.encode_pair(query, text)?.sequence))
-                    .collect()
-            };
+    async fn score(
+        &self,
+        query: &str,
+        texts: Vec<String>,
+        max_text_tokens: Option<usize>,
+    ) -> Result<Scored, ModelError> {
+        let tokenize = move |model: &CrossEncoderModel,
+                             query: &str,
+                             texts: &[String]|
+              -> Result<Vec<Sequence>, ModelError> {
+            let pair = |text: &String| model.tokenizer.encode_pair(query, text, max_text_tokens);
+            texts.iter().map(|text| Ok(pair(text)?.sequence)).collect()
+        };
         let bytes: usize = texts.iter().map(|text| text.len() + query.len()).sum();
         let sequences = if bytes <= INLINE_BYTES {
             tokenize(&self.model, query, &texts)?
@@ -190,7 +222,11 @@ impl Reranker for CrossEncoder {
             let (model, query) = (self.model.clone(), query.to_owned());
             blocking(move || tokenize(&model, &query, &texts)).await?
         };
+        let tokens = sequences.iter().map(|sequence| sequence.ids.len()).sum();
         let scores = self.engine.compute(self.model.clone(), sequences).await?;
-        Ok(scores.into_iter().flatten().collect())
+        Ok(Scored {
+            scores: scores.into_iter().flatten().collect(),
+            tokens,
+        })
     }
 }

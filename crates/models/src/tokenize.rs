@@ -110,8 +110,17 @@ impl TextTokenizer {
         self.finish(content, None)
     }
 
-    pub(crate) fn encode_pair(&self, first: &str, second: &str) -> Result<Tokenized, ModelError> {
-        let (first, second) = (self.content(first)?, self.content(second)?);
+    /// At most `max_second` tokens of the second text are kept, where that is given.
+    pub(crate) fn encode_pair(
+        &self,
+        first: &str,
+        second: &str,
+        max_second: Option<usize>,
+    ) -> Result<Tokenized, ModelError> {
+        let (first, mut second) = (self.content(first)?, self.content(second)?);
+        if let Some(most) = max_second {
+            second.truncate(most, 0, self.direction);
+        }
         self.finish(first, Some(second))
     }
 

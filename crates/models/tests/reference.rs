@@ -116,9 +116,10 @@ async fn scores_agree_with_sentence_transformers() {
         let model = cross_encoder(&fixture(&reference.base)).unwrap();
         for ((query, text), expected) in references.pairs.iter().zip(&reference.scores) {
             let scores = model
-                .score(query, vec![text.clone(), text.clone()])
+                .score(query, vec![text.clone(), text.clone()], None)
                 .await
-                .unwrap();
+                .unwrap()
+                .scores;
             for score in scores {
                 assert!(
                     (score - expected).abs() < 1e-4,

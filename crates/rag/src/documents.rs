@@ -8,7 +8,7 @@ use ragstone_core::store::{DocumentBatch, StoredDocument};
 
 use crate::Service;
 use crate::error::ServiceError;
-use crate::models::embed_all;
+use crate::models::{embed_all, other_maker};
 
 const NEEDS_EMBEDDINGS: &str = "All documents must include pre-computed embeddings";
 
@@ -21,7 +21,7 @@ pub async fn add(
     let collection = service.store.collection(name).await?;
     let with_vector = documents.iter().filter(|new| new.embedding.is_some()).count();
     let (batch, truncated) = if with_vector == documents.len() {
-        (precomputed(&collection, documents)?, Vec::new())
+        (precomputed(service, &collection, documents)?, Vec::new())
     } else if with_vector == 0 {
         embed(service, &collection, documents).await?
     } else {
@@ -44,8 +44,15 @@ pub async fn add(
     Ok(Added { ids, truncated })
 }
 
-fn precomputed(collection: &Collection, documents: Vec<NewDocument>) -> Result<DocumentBatch, ServiceError> {
-    let mut expected = collection.dimensions;
+fn precomputed(
+    service: &Service,
+    collection: &Collection,
+    documents: Vec<NewDocument>,
+) -> Result<DocumentBatch, ServiceError> {
+    // An empty collection takes any width, but not one that its own model could never add to or search.
+    let model = service.models.for_collection(collection).ok();
+    let of_model = model.map(|embedder| embedder.info().identity.dimensions);
+    let mut expected = collection.dimensions.or(of_model);
     let mut stored = Vec::with_capacity(documents.len());
     for (index, new) in documents.into_iter().enumerate() {
         let vector = new.embedding.unwrap_or_default();
@@ -53,6 +60,9 @@ fn precomputed(collection: &Collection, documents: Vec<NewDocument>) -> Result<D
         if vector.len() != width {
             let whose = if collection.dimensions.is_some() {
                 format!("collection '{}' has", collection.name)
+            } else if let Some(model) = model {
+                let id = &model.info().identity.id;
+                format!("model '{id}' of collection '{}' makes", collection.name)
             } else {
                 "the documents before it have".to_owned()
             };
@@ -92,6 +102,9 @@ async fn embed(
             collection.name, model.id, model.dimensions
         ))
         .into());
+    }
+    if let Some(other) = other_maker(service, &collection.name, &model).await? {
+        return Err(InvalidInput::new(other.to_string()).into());
     }
     let inputs = documents
         .iter()

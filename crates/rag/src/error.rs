@@ -23,6 +23,9 @@ pub enum ServiceError {
          or 'in-process', in the configuration file"
     )]
     EmbeddingDisabled,
+    /// Several collections were to be searched, and each of them failed.
+    #[error("none of {} collections could be searched", .0.len())]
+    NoneSearched(Vec<(String, ServiceError)>),
     #[error("{what}")]
     File { what: String, source: std::io::Error },
     #[error(transparent)]

@@ -1,11 +1,15 @@
 //! The models that are loaded, and which of them a collection uses.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
-use ragstone_core::collection::Collection;
-use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, RemoteFault, Reranker, Role};
+use ragstone_core::collection::{Collection, CollectionName};
+use ragstone_core::model::{
+    EmbedInput, Embedder, Embedding, ModelError, ModelIdentity, RemoteFault, Reranker, Role,
+};
 
+use crate::Service;
 use crate::error::ServiceError;
 
 /// How many texts are handed to a model at once. Large requests go in slices of this size, so that
@@ -100,7 +104,7 @@ pub async fn embed_all(
 const SHORT_QUERY: usize = 1000;
 
 /// Embeds one query text. Where a provider refuses one that cannot be at fault, its configuration is.
-pub async fn embed_query(embedder: &dyn Embedder, text: &str) -> Result<Vec<f32>, ServiceError> {
+pub async fn embed_query(embedder: &dyn Embedder, text: &str) -> Result<Embedding, ServiceError> {
     let embedded = embedder.embed(vec![text.to_owned().into()], Role::Query).await;
     let embeddings = embedded.map_err(|mut error| {
         if let ModelError::Remote(failure) = &mut error
@@ -114,6 +118,63 @@ pub async fn embed_query(embedder: &dyn Embedder, text: &str) -> Result<Vec<f32>
     embeddings
         .into_iter()
         .next()
-        .map(|embedding| embedding.vector)
         .ok_or_else(|| ModelError::Failed("the model gave no vector for the query".into()).into())
+}
+
+/// The model that made vectors of a collection, where it is not this one. Vectors of two models, or
+/// of two versions of one, cannot be compared.
+pub(crate) async fn other_maker(
+    service: &Service,
+    collection: &CollectionName,
+    model: &ModelIdentity,
+) -> Result<Option<OtherMaker>, ServiceError> {
+    let made_by = service.store.vector_models(collection).await?;
+    let another = made_by.iter().find(|other| other.id != model.id);
+    let other = another.or_else(|| made_by.iter().find(|other| other.version != model.version));
+    Ok(other.map(|other| OtherMaker {
+        collection: collection.clone(),
+        other: other.clone(),
+        model: model.clone(),
+    }))
+}
+
+pub(crate) struct OtherMaker {
+    collection: CollectionName,
+    other: ModelIdentity,
+    model: ModelIdentity,
+}
+
+impl OtherMaker {
+    /// The same model by name, in another version.
+    pub(crate) fn is_a_version(&self) -> bool {
+        self.other.id == self.model.id
+    }
+}
+
+const ANEW: &str = "in a new collection, in this one once it is emptied, or by ingesting them again";
+
+impl fmt::Display for OtherMaker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            collection,
+            other,
+            model,
+        } = self;
+        if self.is_a_version() {
+            write!(
+                f,
+                "Collection '{collection}' has vectors of version '{}' of model '{}', and version '{}' is loaded: \
+                 distances between the two mean little. Load the former version, or embed the documents anew: {ANEW}",
+                other.version, model.id, model.version
+            )
+        } else {
+            write!(
+                f,
+                "Collection '{collection}' has vectors of model '{}', and its embedding_model is '{}': vectors of \
+                 two models cannot be compared. Name '{}' as its embedding_model again, or embed the documents \
+                 anew: {ANEW}",
+                other.id, model.id, other.id
+            )
+        }
+    }
 }

@@ -7,22 +7,26 @@ use std::time::{Duration, Instant};
 use ragstone_core::collection::{Collection, CollectionName};
 use ragstone_core::document::{Document, check_vector};
 use ragstone_core::error::InvalidInput;
-use ragstone_core::filter::{Filter, Scalar};
+use ragstone_core::filter::Filter;
 use ragstone_core::fusion::{FusionWeights, RankTrail, StageRank};
-use ragstone_core::model::Embedder;
-use ragstone_core::store::{Page, SearchRequest, StageTime, StoreError};
+use ragstone_core::model::{Embedder, Embedding, ModelInfo, Scored};
+pub use ragstone_core::siblings::Expand;
+use ragstone_core::siblings::Gathering;
+use ragstone_core::store::{SearchRequest, SiblingsRequest, StageTime, StoreError};
 use tokio::sync::{Mutex, OnceCell};
 
 use crate::Service;
 use crate::error::ServiceError;
-use crate::models::embed_query;
+use crate::models::{embed_query, other_maker};
 
-/// A reranker sees this many times as many documents as are asked for, within the two bounds.
+/// A reranker sees this many times as many documents as are asked for, within the two bounds, but
+/// always some more than are asked for.
 const RERANK_FACTOR: usize = 4;
 const RERANK_AT_LEAST: usize = 40;
 const RERANK_AT_MOST: usize = 200;
-/// A section with more members than this is cut.
-pub(crate) const MAX_SIBLINGS: usize = 1000;
+const RERANK_SPARE: usize = 40;
+/// The siblings of all hits of an answer are at most this large, with their metadata.
+pub(crate) const SIBLING_BYTES: usize = 4 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
@@ -79,14 +83,6 @@ pub enum TopK {
     EachCollection,
 }
 
-/// Which field makes documents siblings, and how much of their text is wanted.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Expand {
-    pub field: String,
-    /// Siblings are left out, farthest from the hit first, until the rest fits.
-    pub max_chars: Option<usize>,
-}
-
 #[derive(Debug, Clone)]
 pub struct Hit {
     pub collection: CollectionName,
@@ -95,7 +91,7 @@ pub struct Hit {
     pub trail: RankTrail,
     pub rerank: Option<Reranked>,
     /// In document order, the hit itself included; `None` where nothing was expanded.
-    pub siblings: Option<Vec<Document>>,
+    pub siblings: Option<Vec<Arc<Document>>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -105,16 +101,17 @@ pub struct Reranked {
     pub original_rank: usize,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Answer {
     pub hits: Vec<Hit>,
     pub collections: Vec<Collection>,
     /// What was asked for and could not be done, without making the answer wrong.
     pub warnings: Vec<String>,
+    siblings_cut: bool,
     pub reranked: bool,
     pub stages: Vec<StageTime>,
     /// Collections that could not be searched, when others could.
-    pub failures: Vec<(CollectionName, ServiceError)>,
+    pub failures: Vec<(String, ServiceError)>,
 }
 
 impl Query {
@@ -151,68 +148,81 @@ impl Query {
 /// Searches one collection.
 pub async fn search(service: &Service, name: &CollectionName, query: &Query) -> Result<Answer, ServiceError> {
     let found = find(service, name, query, &QueryVectors::default()).await?;
-    let mut answer = Answer {
-        hits: found.hits,
-        collections: vec![found.collection],
-        warnings: Vec::new(),
-        reranked: false,
-        stages: found.stages,
-        failures: Vec::new(),
-    };
-    finish(service, query, &mut answer).await?;
+    let mut answer = Answer::default();
+    answer.take(found);
+    finish(service, query, &mut answer).await;
     Ok(answer)
 }
 
-/// Searches several collections at once and merges what they give. One that fails is reported;
-/// when all fail, so does the search.
+/// Searches several collections at once and merges what they give. One that fails, or whose name is
+/// none, is reported; when all fail, so does the search.
 pub async fn search_several(
     service: &Service,
-    names: &[CollectionName],
+    names: Vec<(String, Result<CollectionName, InvalidInput>)>,
     query: &Query,
 ) -> Result<Answer, ServiceError> {
     let vectors = QueryVectors::default();
-    let searches = names.iter().map(|name| find(service, name, query, &vectors));
-    let mut answer = Answer {
-        hits: Vec::new(),
-        collections: Vec::new(),
-        warnings: Vec::new(),
-        reranked: false,
-        stages: Vec::new(),
-        failures: Vec::new(),
-    };
-    for (name, found) in names.iter().zip(futures::future::join_all(searches).await) {
+    let searches = names.into_iter().map(|(written, name)| {
+        let vectors = &vectors;
+        async move {
+            let found = match name {
+                Ok(name) => find(service, &name, query, vectors).await,
+                Err(invalid) => Err(invalid.into()),
+            };
+            (written, found)
+        }
+    });
+    let mut answer = Answer::default();
+    for (name, found) in futures::future::join_all(searches).await {
         match found {
-            Ok(found) => {
-                answer.hits.extend(found.hits);
-                answer.collections.push(found.collection);
-                slowest(&mut answer.stages, &found.stages);
-            }
+            Ok(found) => answer.take(found),
             Err(error) => {
                 tracing::warn!(collection = %name, %error, "a collection could not be searched");
-                answer.failures.push((name.clone(), error));
+                answer.failures.push((name, error));
             }
         }
     }
     if answer.collections.is_empty() && !answer.failures.is_empty() {
-        return Err(answer.failures.swap_remove(0).1);
+        return Err(ServiceError::NoneSearched(answer.failures));
     }
     sort_merged(&mut answer.hits);
-    finish(service, query, &mut answer).await?;
+    finish(service, query, &mut answer).await;
     Ok(answer)
 }
 
 struct Found {
     hits: Vec<Hit>,
     collection: Collection,
+    siblings_cut: bool,
+    warnings: Vec<String>,
     stages: Vec<StageTime>,
+}
+
+impl Answer {
+    fn take(&mut self, found: Found) {
+        self.hits.extend(found.hits);
+        self.collections.push(found.collection);
+        self.siblings_cut |= found.siblings_cut;
+        for warning in found.warnings {
+            self.warn(warning);
+        }
+        slowest(&mut self.stages, &found.stages);
+    }
+
+    /// What is true of several collections is said once.
+    fn warn(&mut self, warning: String) {
+        if !self.warnings.contains(&warning) {
+            self.warnings.push(warning);
+        }
+    }
 }
 
 /// The vectors of one query text, each made once however many collections share its model.
 #[derive(Default)]
-struct QueryVectors(Mutex<HashMap<String, Arc<OnceCell<Vec<f32>>>>>);
+struct QueryVectors(Mutex<HashMap<String, Arc<OnceCell<Embedding>>>>);
 
 impl QueryVectors {
-    async fn get(&self, embedder: &dyn Embedder, text: &str) -> Result<Vec<f32>, ServiceError> {
+    async fn get(&self, embedder: &dyn Embedder, text: &str) -> Result<Embedding, ServiceError> {
         let model = embedder.info().identity.id.clone();
         let cell = Arc::clone(self.0.lock().await.entry(model).or_default());
         cell.get_or_try_init(|| embed_query(embedder, text))
@@ -229,6 +239,7 @@ async fn find(
     vectors: &QueryVectors,
 ) -> Result<Found, ServiceError> {
     let mut stages = Vec::new();
+    let mut warnings = Vec::new();
     let vector = match query.mode {
         Mode::Keyword => None,
         Mode::Dense | Mode::Hybrid => match &query.vector {
@@ -238,22 +249,40 @@ async fn find(
                 let embedder = service.models.for_collection(&collection)?;
                 let start = Instant::now();
                 let text = query.text.as_deref().unwrap_or_default();
-                let vector = vectors.get(embedder.as_ref(), text).await?;
+                // At once: the store may be a round trip away.
+                let (other, embedding) = tokio::try_join!(
+                    other_maker(service, name, &embedder.info().identity),
+                    vectors.get(embedder.as_ref(), text)
+                )?;
+                if let Some(other) = other {
+                    if !other.is_a_version() {
+                        return Err(InvalidInput::new(other.to_string()).into());
+                    }
+                    warnings.push(other.to_string());
+                }
+                if embedding.truncated {
+                    warnings.push(truncated_query(embedder.info()));
+                }
                 stages.push(StageTime {
                     stage: "embed",
                     took: start.elapsed(),
                 });
-                Some(vector)
+                Some(embedding.vector)
             }
         },
     };
     let limit = if query.rerank {
         (query.top_k * RERANK_FACTOR)
             .clamp(RERANK_AT_LEAST, RERANK_AT_MOST)
-            .max(query.top_k)
+            .max(query.top_k + RERANK_SPARE)
     } else {
         query.top_k
     };
+    let siblings = query.expand.as_ref().map(|expand| SiblingsRequest {
+        expand: expand.clone(),
+        // A reranker chooses among more hits than are given out.
+        max_bytes: SIBLING_BYTES * if query.rerank { RERANK_FACTOR } else { 1 },
+    });
     let request = SearchRequest {
         vector,
         text: if query.mode == Mode::Dense {
@@ -265,6 +294,7 @@ async fn find(
         limit,
         max_distance: query.max_distance,
         weights: query.weights,
+        siblings,
     };
     let outcome = service.store.search(name, request).await.map_err(in_query)?;
     stages.extend(outcome.stages);
@@ -277,12 +307,14 @@ async fn find(
             distance: hit.distance,
             trail: hit.trail,
             rerank: None,
-            siblings: None,
+            siblings: hit.siblings,
         })
         .collect();
     Ok(Found {
         hits,
         collection: outcome.collection,
+        siblings_cut: outcome.siblings_cut,
+        warnings,
         stages,
     })
 }
@@ -298,23 +330,42 @@ fn in_query(error: StoreError) -> ServiceError {
     }
 }
 
-/// Reranks, cuts to what was asked for, and gathers siblings.
-async fn finish(service: &Service, query: &Query, answer: &mut Answer) -> Result<(), ServiceError> {
+fn truncated_query(model: &ModelInfo) -> String {
+    let limit = model
+        .max_tokens
+        .map_or_else(String::new, |tokens| format!(" {tokens} tokens"));
+    format!(
+        "The query is longer than what model '{}' reads{limit}: only its beginning was searched for",
+        model.identity.id
+    )
+}
+
+/// Reranks, cuts to what was asked for, and keeps as many siblings as fit into an answer.
+async fn finish(service: &Service, query: &Query, answer: &mut Answer) {
     if query.rerank {
         rerank(service, query, answer).await;
     }
     cut(&mut answer.hits, query);
-    if let Some(expand) = &query.expand {
-        let start = Instant::now();
-        for hit in &mut answer.hits {
-            hit.siblings = siblings(service, hit, expand).await?;
+    let Some(expand) = &query.expand else {
+        return;
+    };
+    let mut gathering = Gathering::new(expand, SIBLING_BYTES);
+    for hit in &mut answer.hits {
+        if let Some(siblings) = &mut hit.siblings {
+            *siblings = gathering.within(siblings, &hit.document);
         }
-        answer.stages.push(StageTime {
-            stage: "expand",
-            took: start.elapsed(),
-        });
     }
-    Ok(())
+    if gathering.cut || answer.siblings_cut {
+        answer.warn(too_many_siblings());
+    }
+}
+
+pub(crate) fn too_many_siblings() -> String {
+    format!(
+        "Not all siblings are given: those of one answer have at most {} MB. Ask for fewer results, or set \
+         'max_chars' of 'expand'",
+        SIBLING_BYTES >> 20
+    )
 }
 
 fn cut(hits: &mut Vec<Hit>, query: &Query) {
@@ -342,11 +393,9 @@ async fn rerank(service: &Service, query: &Query, answer: &mut Answer) {
     };
     let start = Instant::now();
     let texts = answer.hits.iter().map(|hit| hit.document.text.clone()).collect();
-    match reranker
-        .score(query.text.as_deref().unwrap_or_default(), texts)
-        .await
-    {
-        Ok(scores) => {
+    let text = query.text.as_deref().unwrap_or_default();
+    match reranker.score(text, texts, None).await {
+        Ok(Scored { scores, .. }) => {
             for (place, (hit, score)) in answer.hits.iter_mut().zip(scores).enumerate() {
                 hit.rerank = Some(Reranked {
                     score,
@@ -366,78 +415,6 @@ async fn rerank(service: &Service, query: &Query, answer: &mut Answer) {
             answer.warnings.push(format!("Reranking was skipped: {error}"));
         }
     }
-}
-
-/// The documents that share the hit's value of a field, in document order.
-async fn siblings(
-    service: &Service,
-    hit: &Hit,
-    expand: &Expand,
-) -> Result<Option<Vec<Document>>, ServiceError> {
-    let Some(value) = hit
-        .document
-        .metadata
-        .get(&expand.field)
-        .and_then(Scalar::from_json)
-    else {
-        return Ok(None);
-    };
-    let filter = Filter::equals(expand.field.clone(), value);
-    let page = service
-        .store
-        .documents(
-            &hit.collection,
-            &filter,
-            Page {
-                limit: MAX_SIBLINGS,
-                offset: 0,
-            },
-        )
-        .await?;
-    Ok(Some(arrange_siblings(page.documents, &hit.document, expand)))
-}
-
-/// Puts the members of a section into document order and keeps as much as is wanted.
-pub(crate) fn arrange_siblings(
-    mut documents: Vec<Document>,
-    hit: &Document,
-    expand: &Expand,
-) -> Vec<Document> {
-    // Ingested chunks know their place in the source; others stand in the order they were added.
-    documents.sort_by_key(|document| {
-        document
-            .metadata
-            .get("position")
-            .and_then(serde_json::Value::as_i64)
-    });
-    if let Some(budget) = expand.max_chars {
-        keep_nearest(&mut documents, hit, budget);
-    }
-    documents
-}
-
-/// Keeps the hit, then its neighbours outwards while they fit into the budget.
-fn keep_nearest(documents: &mut Vec<Document>, hit: &Document, budget: usize) {
-    let Some(center) = documents.iter().position(|document| document.id == hit.id) else {
-        return;
-    };
-    let length = |at: usize| documents.get(at).map(|document| document.text.chars().count());
-    let (mut first, mut last) = (center, center);
-    let mut left = budget.saturating_sub(length(center).unwrap_or_default());
-    loop {
-        let mut grown = false;
-        if let Some(size) = length(last + 1).filter(|size| *size <= left) {
-            (last, left, grown) = (last + 1, left - size, true);
-        }
-        if let Some(size) = first.checked_sub(1).and_then(length).filter(|size| *size <= left) {
-            (first, left, grown) = (first - 1, left - size, true);
-        }
-        if !grown {
-            break;
-        }
-    }
-    documents.truncate(last + 1);
-    documents.drain(..first);
 }
 
 /// Orders the hits of several collections: by fused score where there is one, else by distance,
@@ -460,37 +437,5 @@ fn slowest(stages: &mut Vec<StageTime>, more: &[StageTime]) {
             Some(known) => known.took = Duration::max(known.took, time.took),
             None => stages.push(*time),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use ragstone_core::document::{DocumentId, Metadata};
-
-    fn document(id: &str, text: &str) -> Document {
-        Document {
-            id: DocumentId::parse(id).unwrap(),
-            text: text.to_owned(),
-            metadata: Metadata::new(),
-        }
-    }
-
-    #[test]
-    fn siblings_are_kept_outwards_from_the_hit() {
-        let all: Vec<Document> = ["a", "b", "c", "d", "e"].map(|id| document(id, "12345")).to_vec();
-        let kept = |budget: usize| {
-            let mut documents = all.clone();
-            keep_nearest(&mut documents, &all[2], budget);
-            documents
-                .iter()
-                .map(|d| d.id.as_str().to_owned())
-                .collect::<Vec<_>>()
-                .join("")
-        };
-        assert_eq!(kept(0), "c");
-        assert_eq!(kept(10), "cd");
-        assert_eq!(kept(15), "bcd");
-        assert_eq!(kept(1000), "abcde");
     }
 }

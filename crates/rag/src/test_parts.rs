@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use ragstone_core::model::{
-    EmbedInput, Embedder, Embedding, ModelError, ModelIdentity, ModelInfo, Reranker, Role,
+    EmbedInput, Embedder, Embedding, ModelError, ModelIdentity, ModelInfo, Reranker, Role, Scored,
 };
 use ragstone_core::store::Store;
 use ragstone_store::{SqliteStore, StoreOptions};
@@ -92,11 +92,14 @@ impl Reranker for LengthReranker {
         "length"
     }
 
-    async fn score(&self, _: &str, texts: Vec<String>) -> Result<Vec<f32>, ModelError> {
+    async fn score(&self, _: &str, texts: Vec<String>, _: Option<usize>) -> Result<Scored, ModelError> {
         if texts.iter().any(|text| text.contains("fail")) {
             return Err(ModelError::Failed("the model failed".to_owned()));
         }
-        Ok(texts.iter().map(|text| text.len() as f32).collect())
+        Ok(Scored {
+            scores: texts.iter().map(|text| text.len() as f32).collect(),
+            tokens: texts.len(),
+        })
     }
 }
 

@@ -9,7 +9,7 @@ use ragstone_core::model::{Embedder, ModelIdentity, ModelInfo, Reranker};
 use ragstone_core::records::Records;
 use ragstone_models::config::{EXAMPLE_CONFIG, EmbeddingsConfig, LocalEntry, ModelEntry, RemoteEntry};
 use ragstone_models::hub::{Hub, HubSettings, ModelSource};
-use ragstone_models::{Engine, EngineOptions, open_cross_encoder, open_embedder};
+use ragstone_models::{Engine, EngineOptions, LoadError, open_cross_encoder, open_embedder};
 use ragstone_providers::config::{ProviderEntry, Providers};
 use ragstone_providers::embedding::{self, CONTRACT_TYPE, ContractClient};
 use ragstone_rag::conversations::{self, Conversations};
@@ -314,7 +314,13 @@ pub(crate) async fn open_local(
 ) -> anyhow::Result<Arc<dyn Embedder>> {
     let embedder = open_embedder(engine, hub, entry, &crate::progress::downloads())
         .await
-        .with_context(|| format!("embedding model '{}' ({}) cannot be loaded", entry.id, entry.path))?;
+        .map_err(|error| {
+            let path = match &entry.path {
+                path if *path == entry.id => String::new(),
+                path => format!(" ({path})"),
+            };
+            not_loaded(error, format!("embedding model '{}'{path}", entry.id))
+        })?;
     let dimensions = embedder.info().identity.dimensions;
     tracing::info!(model = %entry.id, path = %entry.path, dimensions, "embedding model loaded");
     Ok(Arc::new(embedder))
@@ -339,9 +345,18 @@ pub(crate) async fn load_reranker(
     };
     let reranker = open_cross_encoder(engine, hub, &source, &crate::progress::downloads())
         .await
-        .with_context(|| format!("cross-encoder {source} cannot be loaded"))?;
+        .map_err(|error| not_loaded(error, format!("cross-encoder {source}")))?;
     tracing::info!(model = %source, "cross-encoder loaded");
     Ok(Some(Arc::new(reranker)))
+}
+
+/// A directory that is not there is a mistake in the configuration; whatever else happens to a model
+/// is not.
+fn not_loaded(error: LoadError, model: String) -> anyhow::Error {
+    if error.is_no_directory() {
+        return ConfigError(format!("{model} cannot be loaded: {error}")).into();
+    }
+    anyhow::Error::new(error).context(format!("{model} cannot be loaded"))
 }
 
 /// Fatal, with an example of what is missing.

@@ -2,7 +2,7 @@
 
 use ragstone_core::model::ModelIdentity;
 use ragstone_core::store::{MovedDocument, MovedPage, MovedRange, Place};
-use rusqlite::Connection;
+use rusqlite::{Connection, OptionalExtension, Row};
 
 use crate::error::{Error, Result};
 use crate::index::Snapshot;
@@ -33,11 +33,7 @@ pub(crate) fn export(connection: &Connection, snapshot: &Snapshot, range: MovedR
         let (id, metadata, text, norm, model) = select.query_row([rowid], |row| {
             let model = match row.get::<_, Option<String>>(4)? {
                 None => None,
-                Some(id) => Some(ModelIdentity {
-                    id,
-                    version: row.get(5)?,
-                    dimensions: row.get(6)?,
-                }),
+                Some(_) => Some(read_model(row, 4)?),
             };
             Ok((
                 row.get::<_, String>(0)?,
@@ -60,5 +56,31 @@ pub(crate) fn export(connection: &Connection, snapshot: &Snapshot, range: MovedR
         documents,
         last,
         more: slots.peek().is_some(),
+    })
+}
+
+/// See [`ragstone_core::store::Store::vector_models`].
+pub(crate) fn vector_models(connection: &Connection, snapshot: &Snapshot) -> Result<Vec<ModelIdentity>> {
+    let mut select = connection.prepare_cached(
+        "SELECT m.id, m.version, m.dimensions
+         FROM documents d JOIN models m ON m.number = d.model WHERE d.rowid = ?1",
+    )?;
+    let mut models = Vec::new();
+    for slot in [snapshot.live().min(), snapshot.live().max()] {
+        let Some(rowid) = slot.and_then(|slot| snapshot.rowid(slot)) else {
+            continue;
+        };
+        let model = select.query_row([rowid], |row| read_model(row, 0)).optional()?;
+        models.extend(model.filter(|model| !models.contains(model)));
+    }
+    Ok(models)
+}
+
+/// Three columns, beginning with this one: id, version and width.
+fn read_model(row: &Row<'_>, first: usize) -> rusqlite::Result<ModelIdentity> {
+    Ok(ModelIdentity {
+        id: row.get(first)?,
+        version: row.get(first + 1)?,
+        dimensions: row.get(first + 2)?,
     })
 }

@@ -7,7 +7,7 @@
 //! * `index`: per collection an immutable snapshot of metadata bitmaps, posting lists and vectors.
 //! * `load`: builds the snapshots when the store opens.
 //! * `backup`: a copy of the file while it is written to, and the way back.
-//! * `search`: filter, rank, fuse, fetch.
+//! * `search`: filter, rank, fuse, fetch; `siblings`: what stands around the hits.
 //!
 //! A document's text, metadata, words and vector change in one transaction. What is deleted is
 //! overwritten within its page at once; pages that became free, and earlier copies of pages in the
@@ -28,6 +28,7 @@ mod readers;
 mod records;
 mod schema;
 mod search;
+mod siblings;
 mod store;
 mod terms;
 mod vec_extension;

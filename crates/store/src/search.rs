@@ -15,6 +15,7 @@ use crate::index::Snapshot;
 use crate::index::dense::{Candidates, Neighbour, distance, nearest};
 use crate::index::kernel::dot;
 use crate::readers::View;
+use crate::siblings::Siblings;
 
 /// How much deeper than the answer each ranking goes before the two are fused.
 const FUSION_DEPTH: usize = 4;
@@ -47,20 +48,32 @@ pub(crate) fn search(
     }
     let candidates = clock.time("filter", || snapshot.matching(&request.filter));
     let ranked = rank(snapshot, &candidates, &request, &mut clock);
-    let hits = clock.time("fetch", || {
+    let mut hits = clock.time("fetch", || {
         ranked
-            .into_iter()
+            .iter()
             .map(|hit| {
                 Ok(SearchHit {
                     document: fetch(connection, snapshot, hit.slot)?,
                     distance: hit.distance,
                     trail: hit.trail,
+                    siblings: None,
                 })
             })
             .collect::<Result<Vec<_>>>()
     })?;
+    let mut siblings_cut = false;
+    if let Some(request) = &request.siblings {
+        siblings_cut = clock.time("expand", || {
+            let mut siblings = Siblings::new(connection, snapshot, request);
+            for (hit, Ranked { slot, .. }) in hits.iter_mut().zip(&ranked) {
+                hit.siblings = siblings.of(*slot, &hit.document)?;
+            }
+            Ok::<_, Error>(siblings.cut())
+        })?;
+    }
     Ok(SearchOutcome {
         hits,
+        siblings_cut,
         collection: view.collection,
         stages: clock.stages,
     })

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use async_trait::async_trait;
+use ragstone_core::model::ModelIdentity;
 use ragstone_core::records::{Applied, RecordChange};
 use ragstone_core::store::{
     DocumentBatch, DocumentPage, MetadataUpdate, MovedDocument, MovedPage, MovedRange, Page, SearchOutcome,
@@ -15,7 +16,7 @@ use rusqlite::{Connection, OptionalExtension};
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::export::export;
+use crate::export::{export, vector_models};
 use crate::faults::Faults;
 use crate::index::fields::FieldIndex;
 use crate::load::load_all;
@@ -214,6 +215,14 @@ impl Store for SqliteStore {
 
     async fn collection(&self, name: &CollectionName) -> Result<Collection, StoreError> {
         Ok(self.look(name, |_, view| Ok(view.collection)).await?)
+    }
+
+    async fn vector_models(&self, name: &CollectionName) -> Result<Vec<ModelIdentity>, StoreError> {
+        Ok(self
+            .look(name, |transaction, view| {
+                vector_models(transaction.connection, &view.snapshot)
+            })
+            .await?)
     }
 
     async fn update_metadata(

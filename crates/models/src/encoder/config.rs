@@ -184,13 +184,14 @@ impl RawConfig {
             Some("roberta" | "xlm-roberta") => Ok(Architecture::Roberta),
             Some("distilbert") => Ok(Architecture::DistilBert),
             Some("mpnet") => Ok(Architecture::Mpnet),
-            other => {
-                let name = other.unwrap_or("without a model_type in config.json");
-                Err(LoadError::unsupported(
-                    format!("model architecture '{name}'"),
-                    SUPPORTED_ARCHITECTURES,
-                ))
-            }
+            Some(other) => Err(LoadError::unsupported(
+                format!("model architecture '{other}'"),
+                SUPPORTED_ARCHITECTURES,
+            )),
+            None => Err(LoadError::unsupported(
+                "a config.json without a model_type",
+                SUPPORTED_ARCHITECTURES,
+            )),
         }
     }
 

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 pub enum HubError {
     #[error("model directory {} does not exist", .0.display())]
     NoDirectory(PathBuf),
+    #[error("{} is a file: name the directory that holds the model's files, or a Hugging Face model id", .0.display())]
+    NotADirectory(PathBuf),
     #[error("model '{id}' is not in the cache, and HF_HUB_OFFLINE forbids downloading it")]
     Offline { id: String },
     #[error("the model hub at {endpoint} cannot be reached: {reason}")]

@@ -110,14 +110,14 @@ pub enum ModelSource {
 }
 
 impl ModelSource {
-    /// A directory that exists, or a path that looks like one; otherwise a hub id, `org/name` or
+    /// A path that exists or looks like one; otherwise a hub id, `org/name` or
     /// `org/name@revision`.
     pub fn parse(text: &str) -> Self {
         let path = match text.strip_prefix("~/").zip(std::env::home_dir()) {
             Some((rest, home)) => home.join(rest),
             None => PathBuf::from(text),
         };
-        if path.is_dir() || path.is_absolute() || text.starts_with(['.', '~']) || !is_hub_id(text) {
+        if path.exists() || path.is_absolute() || text.starts_with(['.', '~']) || !is_hub_id(text) {
             return Self::Directory(path);
         }
         let (id, revision) = text.split_once('@').unwrap_or((text, DEFAULT_REVISION));
@@ -183,6 +183,7 @@ impl Hub {
     ) -> Result<PathBuf, HubError> {
         match source {
             ModelSource::Directory(path) if path.is_dir() => Ok(path.clone()),
+            ModelSource::Directory(path) if path.exists() => Err(HubError::NotADirectory(path.clone())),
             ModelSource::Directory(path) => Err(HubError::NoDirectory(path.clone())),
             ModelSource::Hub { id, revision } if id == default_model::ID && revision == DEFAULT_REVISION => {
                 default_model::ensure(self, progress).await

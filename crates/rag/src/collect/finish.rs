@@ -1,17 +1,19 @@
 //! What is done to the merged hits: reranking them, and completing them with their siblings.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use futures::StreamExt;
 use ragstone_core::document::{Document, Metadata};
 use ragstone_core::filter::{Filter, Scalar};
 use ragstone_core::provider::{ProviderError, RagProvider};
+use ragstone_core::siblings::{Gathering, SECTION_REACH, in_document_order};
 use ragstone_core::store::Page;
 use serde_json::{Value, json};
 
 use super::{Collected, CollectedHit, DEPTH_AT_MOST, Request, Target};
 use crate::gateway::document_json;
-use crate::search::{Expand, MAX_SIBLINGS, arrange_siblings};
+use crate::search::{Expand, SIBLING_BYTES, too_many_siblings};
 
 /// So many sections are fetched at once.
 const SECTIONS_AT_ONCE: usize = 8;
@@ -119,7 +121,7 @@ pub(super) async fn expand(request: &Request, expand: &Expand, collected: &mut C
     for (key, found) in fetched {
         match found {
             Ok(documents) => {
-                sections.insert(key, documents);
+                sections.insert(key, in_document_order(documents));
             }
             Err(error) => {
                 let (service, collection, _) = &key;
@@ -130,13 +132,20 @@ pub(super) async fn expand(request: &Request, expand: &Expand, collected: &mut C
             }
         }
     }
+    let mut gathering = Gathering::new(expand, SIBLING_BYTES);
     for hit in &mut collected.hits {
-        let Some(documents) = section_of(hit, expand).and_then(|key| sections.get(&key)) else {
+        let Some(section) = section_of(hit, expand).and_then(|key| sections.get(&key)) else {
             continue;
         };
-        let siblings = arrange_siblings(documents.clone(), &hit.document, expand);
-        let siblings: Vec<Value> = siblings.into_iter().map(document_json).collect();
+        let siblings = gathering.within(section, &hit.document);
+        let siblings: Vec<Value> = siblings
+            .into_iter()
+            .map(|sibling| document_json(Arc::unwrap_or_clone(sibling)))
+            .collect();
         hit.extra.insert("siblings".to_owned(), json!(siblings));
+    }
+    if gathering.cut {
+        collected.warnings.push(too_many_siblings());
     }
 }
 
@@ -147,7 +156,7 @@ async fn section(
 ) -> (SectionKey, Result<Vec<Document>, ProviderError>) {
     let filter = Filter::equals(expand.field.clone(), key.2.clone());
     let page = Page {
-        limit: MAX_SIBLINGS,
+        limit: 2 * SECTION_REACH,
         offset: 0,
     };
     let found = target

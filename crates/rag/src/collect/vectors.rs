@@ -40,7 +40,10 @@ impl<'a> QueryVectors<'a> {
         let embedder = self.models.for_collection(collection)?;
         let cell = self.cell(cache_key(collection, &embedder.info().identity.id));
         let vector = cell
-            .get_or_try_init(|| embed_query(embedder.as_ref(), self.text))
+            .get_or_try_init(|| async {
+                let embedding = embed_query(embedder.as_ref(), self.text).await?;
+                Ok::<_, ServiceError>(embedding.vector)
+            })
             .await?;
         Ok(vector.clone())
     }

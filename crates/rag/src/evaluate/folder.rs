@@ -175,9 +175,19 @@ pub(super) fn read_lines<T: DeserializeOwned>(
         .into_iter()
         .map(|(at, line)| match serde_json::from_str(&line) {
             Ok(read) => Ok((at, read)),
-            Err(error) => Err(at.problem(error)),
+            Err(error) => Err(at.problem(without_line(&error))),
         })
         .collect()
+}
+
+/// The parser saw one line only, and its number is another one than that in the file.
+fn without_line(error: &serde_json::Error) -> String {
+    let message = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    match message.strip_suffix(&place) {
+        Some(what) => format!("{what} at column {}", error.column()),
+        None => message,
+    }
 }
 
 fn lines(folder: &Path, name: &str) -> Result<Vec<(At, String)>, InvalidInput> {

@@ -78,6 +78,14 @@ fn what_is_wrong_with_a_folder_is_named_with_its_line() {
         ),
         (
             &[
+                ("corpus.jsonl", "{\"_id\":\"a\",\"text\":\"x\"}\n?"),
+                QUERIES,
+                judged,
+            ],
+            "corpus.jsonl, line 2: expected value at column 1",
+        ),
+        (
+            &[
                 (
                     "corpus.jsonl",
                     "{\"_id\":\"a\",\"text\":\"x\"}\n{\"_id\":\"a\",\"text\":\"y\"}",

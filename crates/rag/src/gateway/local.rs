@@ -237,9 +237,8 @@ impl LocalProvider {
                 .unwrap_or_default()
                 .to_owned()
         };
-        Ok(reranker
-            .score(query, documents.iter().map(text).collect())
-            .await?)
+        let texts = documents.iter().map(text).collect();
+        Ok(reranker.score(query, texts, None).await?.scores)
     }
 }
 
@@ -285,7 +284,9 @@ impl From<ServiceError> for ProviderError {
             ServiceError::Invalid(invalid) => invalid.into(),
             ServiceError::Model(error) => error.into(),
             ServiceError::Store(error) => store_error(error),
-            ServiceError::File { .. } => store_error(StoreError::Failed(Box::new(error))),
+            ServiceError::File { .. } | ServiceError::NoneSearched(_) => {
+                store_error(StoreError::Failed(Box::new(error)))
+            }
             ServiceError::NoModel { .. } => InvalidInput::new(capitalised(&error.to_string())).into(),
             ServiceError::ModelNotLoaded { model, available } => Self::ModelNotLoaded {
                 model,

@@ -282,7 +282,7 @@ impl Rag {
         let identity = &embedder.info().identity;
         let key = (format!("{}:{}", identity.id, identity.version), text.to_owned());
         let made = async {
-            let vector = embed_query(embedder.as_ref(), text).await?;
+            let vector = embed_query(embedder.as_ref(), text).await?.vector;
             Ok::<Arc<[f32]>, ServiceError>(vector.into())
         };
         self.vectors

@@ -95,8 +95,9 @@ impl From<HalfChoice> for Half {
 }
 
 pub(super) fn run(args: &EvalArgs) -> anyhow::Result<()> {
-    // Thousands of searches are no news: what a server tells about each of them is left out.
-    telemetry::start_logs_from("warn", telemetry::LogFormat::Text);
+    // Thousands of searches are no news: what a server tells about each of them is left out. That a
+    // model is being downloaded is told.
+    telemetry::start_logs_from("warn,ragstone::progress=info", telemetry::LogFormat::Text);
     if args.conversations {
         block_on(run_conversations(args))
     } else {
@@ -213,7 +214,7 @@ async fn load_models(args: &EvalArgs) -> anyhow::Result<Models> {
     let (engine, hub) = (startup::engine(&settings), startup::hub()?);
     let path = args.model.as_deref().unwrap_or(default_model::ID);
     let entry = LocalEntry {
-        id: COLLECTION.to_owned(),
+        id: path.to_owned(),
         path: path.to_owned(),
         version: None,
         normalize: None,

@@ -27,6 +27,7 @@ use ragstone_rag::{Models, Service};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
+use super::remote::{REMOTE_ENVIRONMENT, server_url};
 use super::{block_on, quickstart};
 use crate::config::{self, EmbeddingsChoice, Flags, Layers, Settings};
 use crate::stores::OpenStore;
@@ -43,6 +44,7 @@ const MAX_TEXT_BYTES: u64 = 64 << 20;
 const MORE_DATA: u64 = 512 << 20;
 
 #[derive(Args)]
+#[command(after_help = REMOTE_ENVIRONMENT)]
 pub struct IngestArgs {
     /// Files, folders and patterns such as 'docs/**/*.md'; `-` reads JSONL from standard input
     #[arg(required = true, value_name = "PATH")]
@@ -51,7 +53,7 @@ pub struct IngestArgs {
     #[arg(long, short, value_name = "NAME")]
     collection: String,
     /// Send the documents to this server instead of opening the data directory
-    #[arg(long, value_name = "URL", env = "RAGSTONE_URL")]
+    #[arg(long, value_name = "URL", env = "RAGSTONE_URL", value_parser = server_url)]
     url: Option<String>,
     /// Remove documents whose files are gone from the given paths
     #[arg(long)]

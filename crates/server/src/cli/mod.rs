@@ -159,6 +159,7 @@ struct QuickstartArgs {
 enum ModelsCommand {
     /// List the models in the cache
     List {
+        /// As JSON instead of a table
         #[arg(long)]
         json: bool,
     },
@@ -168,10 +169,15 @@ enum ModelsCommand {
         name: String,
     },
     /// Remove a model from the cache
-    Remove { name: String },
+    Remove {
+        /// A Hugging Face model id, as `models list` shows it; `default` for the built-in default model
+        name: String,
+    },
     /// Show what is known of a model in the cache, or of one in a directory
     Show {
+        /// A Hugging Face model id, `default` for the built-in default model, or a directory
         name: String,
+        /// As JSON instead of lines
         #[arg(long)]
         json: bool,
     },
@@ -207,12 +213,28 @@ pub fn run() -> ExitCode {
 
 /// Errors go to stderr, whole, whatever the log shows.
 fn report(error: &anyhow::Error) -> ExitCode {
-    eprintln!("ragstone: fatal: {error:#}");
+    // Whoever reads the output has enough of it, as `head` has. Only what is written to it fails so:
+    // errors of connections are of other types.
+    let output = error.downcast_ref::<std::io::Error>();
+    if output.is_some_and(|output| output.kind() == std::io::ErrorKind::BrokenPipe) {
+        return ExitCode::SUCCESS;
+    }
+    let message = format!("{error:#}");
+    let lines: Vec<String> = message.lines().map(printable).collect();
+    eprintln!("ragstone: fatal: {}", lines.join("\n"));
     if error.is::<ConfigError>() {
         ExitCode::from(BAD_CONFIGURATION)
     } else {
         ExitCode::from(FAILED)
     }
+}
+
+/// Text from documents, files and servers is shown, never obeyed: control characters, which could
+/// move a terminal's cursor, become spaces.
+fn printable(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect()
 }
 
 fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {

@@ -9,7 +9,7 @@ use ragstone_models::default_model;
 use ragstone_models::hub::{Hub, ModelSource};
 use serde_json::{Value, json};
 
-use super::{ModelsCommand, block_on};
+use super::{ModelsCommand, block_on, printable};
 use crate::{startup, telemetry};
 
 pub(super) fn run(command: ModelsCommand) -> anyhow::Result<()> {
@@ -61,7 +61,7 @@ fn list(hub: &Hub, as_json: bool) -> anyhow::Result<()> {
             kind(model.kind),
             model.architecture.as_deref().unwrap_or("unknown"),
             &size(model.bytes),
-            if model.usable { "yes" } else { "no" },
+            if model.problem.is_none() { "yes" } else { "no" },
         ]);
     }
     writeln!(out, "{table}")?;
@@ -73,7 +73,13 @@ fn pull(hub: &Hub, name: &str) -> anyhow::Result<()> {
     let directory = block_on(async {
         match full_name(name) {
             default_model::ID => Ok(default_model::ensure(hub, &progress).await?),
-            name => Ok(hub.model_directory(&ModelSource::parse(name), &progress).await?),
+            name => match ModelSource::parse(name) {
+                ModelSource::Directory(path) => Err(anyhow::anyhow!(
+                    "{} is no model of the hub, whose ids are such as BAAI/bge-reranker-base: there is nothing to fetch",
+                    path.display()
+                )),
+                source => Ok(hub.model_directory(&source, &progress).await?),
+            },
         }
     })?;
     writeln!(std::io::stdout().lock(), "{}", directory.display())?;
@@ -89,7 +95,7 @@ fn remove(hub: &Hub, name: &str) -> anyhow::Result<()> {
 
 fn show(hub: &Hub, name: &str, as_json: bool) -> anyhow::Result<()> {
     let name = full_name(name);
-    let model = cache::show(&hub.settings().cache, name)
+    let model = cache::show(&hub.settings().cache, name)?
         .with_context(|| format!("'{name}' is not in the cache; `ragstone models pull {name}` fetches it"))?;
     let mut out = std::io::stdout().lock();
     if as_json {
@@ -106,9 +112,15 @@ fn show(hub: &Hub, name: &str, as_json: bool) -> anyhow::Result<()> {
             model.architecture.clone().unwrap_or_else(|| "unknown".to_owned()),
         ),
         ("size", size(model.bytes)),
-        ("usable", if model.usable { "yes" } else { "no" }.to_owned()),
+        (
+            "usable",
+            match &model.problem {
+                None => "yes".to_owned(),
+                Some(problem) => format!("no: {problem}"),
+            },
+        ),
     ] {
-        writeln!(out, "{label:<14}{value}")?;
+        writeln!(out, "{label:<14}{}", printable(&value))?;
     }
     Ok(())
 }
@@ -116,7 +128,8 @@ fn show(hub: &Hub, name: &str, as_json: bool) -> anyhow::Result<()> {
 fn to_json(model: &CachedModel) -> Value {
     json!({
         "id": model.id, "revision": model.revision, "directory": model.directory, "kind": kind(model.kind),
-        "architecture": model.architecture, "bytes": model.bytes, "usable": model.usable,
+        "architecture": model.architecture, "bytes": model.bytes, "usable": model.problem.is_none(),
+        "problem": model.problem,
     })
 }
 

@@ -14,6 +14,7 @@ use ragstone_rag::moving::{
 };
 
 use super::block_on;
+use super::remote::REMOTE_ENVIRONMENT;
 use crate::{listen, telemetry};
 use peers::{OpenPeer, PeerArgs};
 use show::Shown;
@@ -22,6 +23,7 @@ use show::Shown;
 const STANDARD: &str = "-";
 
 #[derive(Args)]
+#[command(after_help = REMOTE_ENVIRONMENT)]
 pub(super) struct ExportArgs {
     /// The collection
     collection: String,
@@ -32,6 +34,7 @@ pub(super) struct ExportArgs {
 }
 
 #[derive(Args)]
+#[command(after_help = REMOTE_ENVIRONMENT)]
 pub(super) struct ImportArgs {
     /// What `ragstone export` wrote; `-` for standard input
     file: PathBuf,
@@ -43,6 +46,7 @@ pub(super) struct ImportArgs {
 }
 
 #[derive(Args)]
+#[command(after_help = REMOTE_ENVIRONMENT)]
 pub(super) struct CopyArgs {
     /// A data directory, sqlite://DIR, postgres://…, chroma://HOST:PORT, or the address of a server
     #[arg(long, value_name = "URL")]

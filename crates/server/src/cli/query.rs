@@ -2,30 +2,36 @@
 
 use std::io::{IsTerminal, Write};
 
-use anyhow::Context;
 use clap::Args;
+use clap::builder::PossibleValuesParser;
 use ragstone_core::collection::CollectionName;
+use ragstone_core::error::InvalidInput;
+use ragstone_core::filter::Filter;
 use ragstone_providers::http::{Call, Repeat};
+use ragstone_rag::search::Mode;
 use serde_json::{Map, Value, json};
 
-use super::block_on;
-use super::remote::RemoteArgs;
+use super::remote::{REMOTE_ENVIRONMENT, RemoteArgs};
+use super::{block_on, printable};
 
 #[derive(Args)]
+#[command(after_help = REMOTE_ENVIRONMENT)]
 pub(super) struct QueryArgs {
     /// The collection to search
-    collection: String,
+    #[arg(value_parser = collection)]
+    collection: CollectionName,
     /// What to search for
+    #[arg(value_parser = some_text)]
     text: String,
     /// Only documents that pass this filter, as JSON
-    #[arg(long = "where", value_name = "JSON")]
-    filter: Option<String>,
-    /// dense, keyword or hybrid
-    #[arg(long, default_value = "dense")]
+    #[arg(long = "where", value_name = "JSON", value_parser = filter)]
+    filter: Option<Value>,
+    /// What results are ranked by: meaning, words, or both
+    #[arg(long, default_value = Mode::Dense.name(), value_parser = PossibleValuesParser::new(Mode::ALL.map(Mode::name)))]
     mode: String,
     /// How many results
-    #[arg(long, short = 'k', default_value_t = 5)]
-    top_k: usize,
+    #[arg(long, short = 'k', default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
+    top_k: u64,
     /// Reorder by the cross-encoder
     #[arg(long)]
     rerank: bool,
@@ -45,14 +51,29 @@ pub(super) struct QueryArgs {
     remote: RemoteArgs,
 }
 
+fn collection(text: &str) -> Result<CollectionName, InvalidInput> {
+    CollectionName::parse(text)
+}
+
+fn some_text(text: &str) -> Result<String, &'static str> {
+    if text.trim().is_empty() {
+        return Err("there must be something to search for");
+    }
+    Ok(text.to_owned())
+}
+
+/// Checked here as the server would, so that a mistake is one in the arguments.
+fn filter(text: &str) -> Result<Value, String> {
+    let filter: Value = serde_json::from_str(text).map_err(|error| format!("it must be JSON: {error}"))?;
+    Filter::parse(&filter).map_err(|error| error.to_string())?;
+    Ok(filter)
+}
+
 pub(super) fn run(args: &QueryArgs) -> anyhow::Result<()> {
-    let name = CollectionName::parse(args.collection.as_str())?;
-    let answer = block_on(async {
-        let call = Call::post(format!("collections/{name}/query"))
-            .json(&body(args)?)
-            .repeat(Repeat::Freely);
-        args.remote.ask(call).await
-    })?;
+    let call = Call::post(format!("collections/{}/query", args.collection))
+        .json(&body(args))
+        .repeat(Repeat::Freely);
+    let answer = block_on(args.remote.ask(call))?;
     let mut out = std::io::stdout().lock();
     if args.json || !out.is_terminal() {
         writeln!(out, "{}", serde_json::to_string_pretty(&answer)?)?;
@@ -62,7 +83,7 @@ pub(super) fn run(args: &QueryArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn body(args: &QueryArgs) -> anyhow::Result<Value> {
+fn body(args: &QueryArgs) -> Value {
     let mut body = Map::from_iter([
         ("query".to_owned(), json!(args.text)),
         ("mode".to_owned(), json!(args.mode)),
@@ -71,10 +92,7 @@ fn body(args: &QueryArgs) -> anyhow::Result<Value> {
         ("explain".to_owned(), json!(args.explain)),
     ]);
     if let Some(filter) = &args.filter {
-        body.insert(
-            "where".to_owned(),
-            serde_json::from_str(filter).context("--where must be valid JSON")?,
-        );
+        body.insert("where".to_owned(), filter.clone());
     }
     if let Some(field) = &args.expand {
         body.insert("expand".to_owned(), json!(field));
@@ -82,7 +100,7 @@ fn body(args: &QueryArgs) -> anyhow::Result<Value> {
     if let Some(distance) = args.max_distance {
         body.insert("max_distance".to_owned(), json!(distance));
     }
-    Ok(Value::Object(body))
+    Value::Object(body)
 }
 
 fn terminal_width() -> usize {
@@ -113,7 +131,7 @@ fn cards(answer: &Value, width: usize) -> String {
         out.push_str(&format!(
             "\x1b[1m{}. {}\x1b[0m  \x1b[2m{}\x1b[0m\n",
             place + 1,
-            text(&result["id"]),
+            printable(&text(&result["id"])),
             numbers.join(", ")
         ));
         out.push_str(&indented(&text(&result["text"]), width));
@@ -146,25 +164,22 @@ fn cards(answer: &Value, width: usize) -> String {
         out.push('\n');
     }
     for warning in answer["warnings"].as_array().into_iter().flatten() {
-        out.push_str(&format!("Note: {}\n", warning.as_str().unwrap_or_default()));
+        let warning = warning.as_str().unwrap_or_default();
+        out.push_str(&format!("Note: {}\n", printable(warning)));
     }
     if let Some(timings) = answer["timings_ms"].as_object() {
         let parts: Vec<String> = timings
             .iter()
             .map(|(stage, ms)| format!("{stage} {ms} ms"))
             .collect();
-        out.push_str(&format!("{}\n", parts.join(", ")));
+        out.push_str(&format!("{}\n", printable(&parts.join(", "))));
     }
     out
 }
 
-/// Wraps at words and sets in by three. Text from documents is shown, never obeyed: control
-/// characters, which could move a terminal's cursor, become spaces.
+/// Wraps at words and sets in by three.
 fn indented(text: &str, width: usize) -> String {
-    let clean: String = text
-        .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect();
+    let clean = printable(text);
     let mut out = String::new();
     let mut column = 0;
     for word in clean.split_whitespace() {
@@ -193,10 +208,14 @@ mod tests {
 
     #[test]
     fn cards_show_results_and_never_control_characters() {
-        let answer = json!({"results": [{"id": "a", "text": "one\u{1b}[31m two", "metadata": {"n": 1}, "distance": 0.25}],
-            "warnings": ["Reranking was skipped"]});
+        let answer = json!({"results": [{"id": "a\u{1b}]0;b\u{7}\nc", "text": "one\u{1b}[31m two", "metadata": {"n": 1}, "distance": 0.25}],
+            "warnings": ["Reranking was skipped\u{1b}[2J"]});
         let shown = cards(&answer, 80);
-        assert!(shown.contains("1. a") && shown.contains("distance 0.2500") && shown.contains("n=1"));
+        assert!(
+            !shown.contains("\u{1b}]") && !shown.contains("\u{1b}[2J"),
+            "{shown:?}"
+        );
+        assert!(shown.contains("1. a ]0;b  c") && shown.contains("distance 0.2500") && shown.contains("n=1"));
         assert!(shown.contains("one [31m two") && shown.contains("Note: Reranking was skipped"));
         assert!(cards(&json!({"results": []}), 80).contains("Nothing found"));
     }

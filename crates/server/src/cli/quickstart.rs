@@ -1,5 +1,7 @@
 //! `ragstone quickstart`: from nothing to an answer.
 
+use std::io::Write;
+
 use axum::body::Body;
 use axum::http::Request;
 use http_body_util::BodyExt;
@@ -45,6 +47,12 @@ async fn start(settings: Settings, once: bool) -> anyhow::Result<()> {
     let models = default_models(&settings).await?;
     let running = Running::start(&settings, OpenStore::open(&settings.store).await?, models).await?;
     load_sample(&running.service).await?;
+    if once {
+        writeln!(
+            std::io::stdout(),
+            "# This one ends at once. With `ragstone quickstart` running, these commands give these answers:"
+        )?;
+    }
     show_tries(&running, &address.to_string()).await?;
     if once {
         return running.stop().await;
@@ -132,16 +140,13 @@ fn tries() -> [Try; 3] {
 }
 
 /// Prints each command with the answer that the running service gives to it.
-#[allow(
-    clippy::print_stdout,
-    reason = "commands and answers are the result of the quick start"
-)]
 async fn show_tries(running: &Running, address: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout();
     for (number, attempt) in tries().iter().enumerate() {
-        println!("\n# {}. {}", number + 1, attempt.about);
+        writeln!(out, "\n# {}. {}", number + 1, attempt.about)?;
         match &attempt.body {
-            Some(body) => println!("curl -s http://{address}{} -d '{body}'", attempt.path),
-            None => println!("curl -s 'http://{address}{}'", attempt.path),
+            Some(body) => writeln!(out, "curl -s http://{address}{} -d '{body}'", attempt.path)?,
+            None => writeln!(out, "curl -s 'http://{address}{}'", attempt.path)?,
         }
         let body = attempt
             .body
@@ -154,7 +159,7 @@ async fn show_tries(running: &Running, address: &str) -> anyhow::Result<()> {
         let answer = running.router().oneshot(request).await?;
         let bytes = answer.into_body().collect().await?.to_bytes();
         let answer: Value = serde_json::from_slice(&bytes)?;
-        println!("{}", serde_json::to_string_pretty(&answer)?);
+        writeln!(out, "{}", serde_json::to_string_pretty(&answer)?)?;
     }
     Ok(())
 }

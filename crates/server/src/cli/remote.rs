@@ -2,10 +2,17 @@
 
 use anyhow::Context;
 use clap::Args;
-use ragstone_core::provider::CallError;
+use ragstone_core::provider::{CallError, ErrorAnswer};
 use ragstone_providers::http::{Auth, Call, ClientSettings, ServiceClient};
 use secrecy::SecretString;
 use serde_json::Value;
+
+use super::printable;
+
+const API_KEY: &str = "RAGSTONE_API_KEY";
+/// For the help of every command that can talk to a server.
+pub(super) const REMOTE_ENVIRONMENT: &str = "Environment:\n  \
+    RAGSTONE_API_KEY  The key to send, where the server wants one";
 
 /// Which server to talk to.
 #[derive(Args)]
@@ -15,7 +22,8 @@ pub(super) struct RemoteArgs {
         long,
         value_name = "URL",
         env = "RAGSTONE_URL",
-        default_value = "http://127.0.0.1:5006"
+        default_value = "http://127.0.0.1:5006",
+        value_parser = server_url
     )]
     url: String,
 }
@@ -29,7 +37,7 @@ impl RemoteArgs {
     /// which every user of the machine could read.
     pub(super) fn client(&self) -> anyhow::Result<ServiceClient> {
         let mut settings = ClientSettings::new("ragstone", &self.url, "--url")?;
-        if let Some(key) = crate::config::process_env("RAGSTONE_API_KEY") {
+        if let Some(key) = crate::config::process_env(API_KEY) {
             settings.auth = Auth::Bearer(SecretString::from(key));
         }
         Ok(ServiceClient::new(settings)?)
@@ -38,11 +46,7 @@ impl RemoteArgs {
     pub(super) async fn ask(&self, call: Call) -> anyhow::Result<Value> {
         match self.client()?.call_json(call).await {
             Ok(answer) => Ok(answer),
-            Err(CallError::Answered(answer)) => Err(anyhow::anyhow!(
-                answer
-                    .message()
-                    .unwrap_or_else(|| format!("the server answered {}", answer.status))
-            )),
+            Err(CallError::Answered(answer)) => Err(anyhow::anyhow!(refusal(&answer))),
             Err(error @ CallError::Unreachable { .. }) => Err(error).with_context(|| {
                 format!(
                     "no server answers at {}: start one with `ragstone serve`",
@@ -52,4 +56,24 @@ impl RemoteArgs {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// An address that requests can be sent to, as an argument.
+pub(super) fn server_url(text: &str) -> Result<String, String> {
+    match ClientSettings::new("ragstone", text, "the address") {
+        Ok(_) => Ok(text.to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// What the server says, or what to do where that is about keys.
+pub(super) fn refusal(answer: &ErrorAnswer) -> String {
+    if answer.status == 401 {
+        return match crate::config::process_env(API_KEY) {
+            Some(_) => format!("the server does not take the key in {API_KEY}"),
+            None => format!("the server wants an API key: set {API_KEY} to one of its keys"),
+        };
+    }
+    let message = answer.message().map(|message| printable(&message));
+    message.unwrap_or_else(|| format!("the server answered {}", answer.status))
 }

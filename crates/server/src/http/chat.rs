@@ -44,8 +44,11 @@ const NOT_CONFIGURED: &str = "No chat provider is configured: set chat.providerI
     })),
     params(("x-ragstone-session" = Option<String>, Header, description = "Only this session's observations and reflections go into the prompt")),
     responses(
-        (status = 200, body = Object, description = "A `chat.completion`, or with `stream` a stream of `chat.completion.chunk` events; the header `x-ragstone-sources` lists what was put into the prompt"),
+        (status = 200, description = "A `chat.completion`, or with `stream` a stream of `chat.completion.chunk` events",
+            content((Object = "application/json"), (String = "text/event-stream")),
+            headers(("x-ragstone-sources" = String, description = "What was put into the prompt, as `collection/id`, separated by commas; absent where nothing was"))),
         (status = 400, body = ErrorBody, description = "Not a chat request, or one that the provider cannot do"),
+        (status = 429, body = ErrorBody, description = "The provider is asked too often; see Retry-After"),
         (status = 502, body = ErrorBody, description = "The provider gave no usable answer"),
         (status = 503, body = ErrorBody, description = "No chat provider is configured"),
         (status = 504, body = ErrorBody, description = "The provider did not answer in time"),

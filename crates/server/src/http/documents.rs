@@ -89,12 +89,17 @@ impl DocumentsAdded {
 }
 
 /// Add documents, all of them or none. An id that exists is replaced.
+///
+/// Documents without an `embedding` are embedded by the collection's model. That is refused where the
+/// collection has vectors of another model, or of another version of the model: they could not be
+/// compared. Vectors that clients bring are taken as they are, in the width of the collection, or of
+/// its model where it is empty and its model is loaded.
 #[utoipa::path(
     post, path = "/collections/{name}/documents", tag = "documents", request_body = AddDocuments,
     params(("name" = String, Path, description = "The collection")),
     responses(
         (status = 200, body = DocumentsAdded),
-        (status = 400, body = ErrorBody, description = "A document breaks a rule; the message has its index"),
+        (status = 400, body = ErrorBody, description = "A document breaks a rule, and the message has its index; or the collection has vectors of another model"),
         (status = 404, body = ErrorBody),
         (status = 413, body = ErrorBody, description = "The body is too large"),
         (status = 429, body = ErrorBody, description = "The model's queue is full; see Retry-After"),

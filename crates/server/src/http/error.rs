@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use ragstone_core::error::InvalidInput;
 use ragstone_core::model::{ModelError, RemoteFault};
 use ragstone_core::provider::{CallError, ErrorAnswer, ProviderError};
@@ -21,6 +21,10 @@ pub struct ErrorBody {
     /// One sentence that says what to change.
     pub detail: String,
 }
+
+/// The detail of an error, left with the response for layers that say it in another form too.
+#[derive(Debug, Clone)]
+pub(super) struct Explained(pub(super) String);
 
 #[derive(Debug)]
 pub struct ApiError {
@@ -114,6 +118,25 @@ impl ApiError {
         }
     }
 
+    /// The status is that of the first; the sentence names every one.
+    fn none_searched(failures: Vec<(String, ServiceError)>) -> Self {
+        let mut failures = failures
+            .into_iter()
+            .map(|(collection, error)| (collection, Self::from(error)));
+        let Some((collection, first)) = failures.next() else {
+            return Self::bad_request("There is no collection to search");
+        };
+        let others: Vec<_> = failures.collect();
+        if others.is_empty() {
+            return first;
+        }
+        let mut detail = format!("No collection could be searched. {collection}: {}", first.detail);
+        for (collection, other) in others {
+            detail.push_str(&format!("; {collection}: {}", other.detail));
+        }
+        Self { detail, ..first }
+    }
+
     /// A failure of ours whose reason a client may see.
     pub fn failed(detail: impl Into<String>) -> Self {
         let detail = detail.into();
@@ -149,7 +172,11 @@ impl IntoResponse for ApiError {
                 let content_type = content_type.unwrap_or(HeaderValue::from_static("application/json"));
                 (self.status, [(header::CONTENT_TYPE, content_type)], answer.body).into_response()
             }
-            None => (self.status, Json(ErrorBody { detail: self.detail })).into_response(),
+            None => {
+                let explained = Explained(self.detail.clone());
+                let body = Json(ErrorBody { detail: self.detail });
+                (self.status, Extension(explained), body).into_response()
+            }
         };
         if let Some(delay) = self.retry_after {
             let seconds = delay.as_secs().max(1);
@@ -222,6 +249,7 @@ impl From<ServiceError> for ApiError {
             | ServiceError::EmbeddingDisabled => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
             }
+            ServiceError::NoneSearched(failures) => Self::none_searched(failures),
             ServiceError::File { .. } => Self::internal(&error),
             ServiceError::Model(error) => error.into(),
             ServiceError::Store(error) => error.into(),

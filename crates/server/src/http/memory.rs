@@ -22,8 +22,9 @@ const MAX_LIMIT: u64 = 1000;
 #[schema(example = json!({"session_key": "chat-17", "content": "The user prefers short answers."}))]
 pub(super) struct SaveEntry {
     /// To replace an entry, or to choose the id of a new one; on routes that end in an id, that one counts.
-    #[serde(alias = "key")]
     id: Option<String>,
+    /// Of knowledge: its id by another name.
+    key: Option<String>,
     /// Of knowledge, an observation or a reflection.
     content: Option<String>,
     /// The session an observation or a reflection belongs to.
@@ -224,7 +225,7 @@ pub(super) async fn create(
     KindPath(kind): KindPath,
     JsonBody(mut body): JsonBody<SaveEntry>,
 ) -> Result<Json<Saved>, ApiError> {
-    let id = body.id.take().map(parse_id).transpose()?;
+    let id = body.id.take().or(body.key.take()).map(parse_id).transpose()?;
     if id.is_none() && kind == Kind::Knowledge {
         return Err(ApiError::bad_request(
             "Knowledge has a key: PUT /memory/knowledge/{key}, or give it as 'key' in the body",

@@ -3,6 +3,7 @@
 pub mod auth;
 mod chat;
 mod collections;
+mod compatible;
 mod contract;
 mod docs;
 mod documents;
@@ -35,7 +36,7 @@ use state::AppState;
 #[openapi(
     info(
         title = "Ragstone",
-        description = "Retrieval for AI applications: collections of documents, search by meaning and by word, embedding and reranking models.\n\nEvery error is `{\"detail\": \"…\"}`. With API keys set, every route but the probes wants `Authorization: Bearer KEY` or `X-API-Key: KEY`.",
+        description = "Retrieval for AI applications: collections of documents, search by meaning and by word, embedding and reranking models.\n\nEvery error is `{\"detail\": \"…\"}`; below `/v1` and `/v2` it says the same in `error.message` too, and below `/v2` in `message`, for the clients made for those interfaces. With API keys set, every route but the probes wants `Authorization: Bearer KEY` or `X-API-Key: KEY`.",
         license(name = "Apache-2.0", identifier = "Apache-2.0"),
     ),
     tags(
@@ -68,6 +69,7 @@ fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(rerank::rerank))
         .routes(routes!(rerank::rerank_v1))
         .routes(routes!(rerank::rerank_v2))
+        .routes(routes!(compatible::models))
         .routes(routes!(embeddings::openai))
         .routes(routes!(embeddings::plain))
         .routes(routes!(contract::embeddings))
@@ -118,6 +120,7 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
         SecurityScheme::ApiKey(ApiKey::Header(ApiKeyValue::new("X-API-Key"))).into(),
     );
     observe::describe_common_errors(&mut api);
+    docs::name_operations(&mut api);
     api
 }
 
@@ -138,6 +141,7 @@ pub fn router(state: AppState) -> Router {
         .layer(tower_http::catch_panic::CatchPanicLayer::custom(
             observe::after_panic,
         ))
+        .layer(from_fn(compatible::explain_errors))
         .layer(from_fn(observe::request))
         .with_state(state)
 }

@@ -1,8 +1,11 @@
 //! `/query`: search over one collection or several.
 
+use std::collections::HashSet;
+use std::sync::Arc;
+
 use axum::Json;
 use axum::extract::State;
-use ragstone_core::collection::CollectionName;
+use ragstone_core::collection::{CollectionName, shorten};
 use ragstone_core::document::Metadata;
 use ragstone_core::error::InvalidInput;
 use ragstone_core::filter::Filter;
@@ -28,9 +31,12 @@ pub(super) struct QueryBody {
     pub(super) service: Option<String>,
     /// The collection to search; on the route below a collection, the path names it.
     collection: Option<String>,
-    /// Several collections to search at once, instead of one.
+    /// Several collections to search at once, instead of one. One that cannot be searched is listed
+    /// in `failures`; only when none can, the query fails.
     collections: Option<Vec<String>>,
-    /// The text to search for.
+    /// The text to search for. The collection's model embeds it; when the collection has vectors of
+    /// another model that is refused, and when they are of another version of the model, `warnings`
+    /// says so.
     query: Option<String>,
     /// Its vector, where the client has it already.
     query_embedding: Option<Vec<f32>>,
@@ -48,9 +54,14 @@ pub(super) struct QueryBody {
     mode: Option<String>,
     /// How much each ranking counts in `hybrid`; 1 and 1 unless given.
     weights: Option<WeightsBody>,
-    /// Reorder by the cross-encoder.
+    /// Reorder by the cross-encoder. It sees four times as many results as asked for, at least 40 and
+    /// at most 200, and always 40 more than asked for.
     rerank: Option<bool>,
-    /// Also return the documents that share this metadata field with a result.
+    /// Also return the documents that share the value of this metadata field with a result: the
+    /// nearest around it in document order (by source and position where they have them, otherwise
+    /// as they were added), at most 100 with the result itself. Those of one answer have at most 4 MB;
+    /// where that is not enough, later results have fewer and `warnings` says so. In a section of more
+    /// than 500 documents on one side of a result, only the 500 that were added nearest to it count.
     expand: Option<ExpandBody>,
     /// Add ranks, scores and timings of every stage.
     explain: Option<bool>,
@@ -96,21 +107,43 @@ pub(super) fn check_top_k(top_k: i64, limits: &Limits) -> Result<usize, InvalidI
         .ok_or_else(|| InvalidInput::new(format!("'top_k' must be from 1 to {}, not {top_k}", limits.top_k)))
 }
 
+/// What is searched: one collection, or several as they were written and as they were understood.
+enum Target {
+    One(CollectionName),
+    Several(Vec<(String, Result<CollectionName, InvalidInput>)>),
+}
+
+fn several(names: Vec<String>) -> Result<Target, InvalidInput> {
+    if names.is_empty() {
+        return Err(InvalidInput::new(
+            "'collections' must name at least one collection",
+        ));
+    }
+    if names.len() > MAX_COLLECTIONS {
+        return Err(InvalidInput::new(format!(
+            "'collections' names {} collections; at most {MAX_COLLECTIONS} are allowed",
+            names.len()
+        )));
+    }
+    let mut seen = HashSet::new();
+    if let Some(twice) = names.iter().find(|name| !seen.insert(name.as_str())) {
+        return Err(InvalidInput::new(format!(
+            "'collections' names '{}' more than once",
+            shorten(twice)
+        )));
+    }
+    let parsed = |name: String| (shorten(&name), CollectionName::parse(name));
+    Ok(Target::Several(names.into_iter().map(parsed).collect()))
+}
+
 impl QueryBody {
-    fn collections(&mut self) -> Result<Vec<CollectionName>, InvalidInput> {
+    fn target(&mut self) -> Result<Target, InvalidInput> {
         match (self.collection.take(), self.collections.take()) {
             (Some(_), Some(_)) => Err(InvalidInput::new(
                 "Give either 'collection' or 'collections', not both",
             )),
-            (Some(name), None) => Ok(vec![CollectionName::parse(name)?]),
-            (None, Some(names)) if names.is_empty() => Err(InvalidInput::new(
-                "'collections' must name at least one collection",
-            )),
-            (None, Some(names)) if names.len() > MAX_COLLECTIONS => Err(InvalidInput::new(format!(
-                "'collections' names {} collections; at most {MAX_COLLECTIONS} are allowed",
-                names.len()
-            ))),
-            (None, Some(names)) => names.into_iter().map(CollectionName::parse).collect(),
+            (Some(name), None) => Ok(Target::One(CollectionName::parse(name)?)),
+            (None, Some(names)) => several(names),
             (None, None) => Err(InvalidInput::new("Field 'collection' is required")),
         }
     }
@@ -285,9 +318,12 @@ fn result_body(place: usize, hit: Hit, several: bool, explain: bool) -> ResultBo
         keyword_score: hit.trail.keyword.map(|stage| stage.score),
         rerank_score: hit.rerank.map(|reranked| reranked.score),
         original_rank: hit.rerank.map(|reranked| reranked.original_rank),
-        siblings: hit
-            .siblings
-            .map(|siblings| siblings.into_iter().map(Into::into).collect()),
+        siblings: hit.siblings.map(|siblings| {
+            siblings
+                .into_iter()
+                .map(|d| Arc::unwrap_or_clone(d).into())
+                .collect()
+        }),
         explain,
     }
 }
@@ -315,8 +351,8 @@ fn answer_body(answer: Answer, query: &Query, several: bool, explain: bool) -> Q
         failures: answer
             .failures
             .into_iter()
-            .map(|(name, error)| Failure {
-                collection: name.to_string(),
+            .map(|(collection, error)| Failure {
+                collection,
                 detail: ApiError::from(error).into_detail(),
             })
             .collect(),
@@ -341,7 +377,7 @@ fn answer_body(answer: Answer, query: &Query, several: bool, explain: bool) -> Q
     post, path = "/query", tag = "search", request_body = QueryBody,
     responses(
         (status = 200, body = QueryAnswer),
-        (status = 400, body = ErrorBody, description = "The query is incomplete or malformed, or its vector does not fit the collection"),
+        (status = 400, body = ErrorBody, description = "The query is incomplete or malformed, its vector does not fit the collection, or the collection's vectors are of another model"),
         (status = 404, body = ErrorBody, description = "No such collection"),
         (status = 429, body = ErrorBody, description = "The model's queue is full; see Retry-After"),
         (status = 503, body = ErrorBody, description = "The collection's model is not loaded"),
@@ -351,13 +387,13 @@ pub(super) async fn query(
     State(state): State<AppState>,
     JsonBody(mut body): JsonBody<QueryBody>,
 ) -> Result<Json<QueryAnswer>, ApiError> {
-    let several = body.collections.is_some();
     let explain = body.explain.unwrap_or(false);
-    let names = body.collections()?;
+    let target = body.target()?;
     let query = body.check(&state.limits)?;
-    let answer = match names.as_slice() {
-        [name] if !several => search::search(&state.service, name, &query).await?,
-        names => search::search_several(&state.service, names, &query).await?,
+    let several = matches!(target, Target::Several(_));
+    let answer = match target {
+        Target::One(name) => search::search(&state.service, &name, &query).await?,
+        Target::Several(names) => search::search_several(&state.service, names, &query).await?,
     };
     count_query(&query);
     Ok(Json(answer_body(answer, &query, several, explain)))
@@ -369,7 +405,7 @@ pub(super) async fn query(
     params(("name" = String, Path, description = "The collection")),
     responses(
         (status = 200, body = QueryAnswer),
-        (status = 400, body = ErrorBody, description = "The query is incomplete or malformed, or its vector does not fit the collection"),
+        (status = 400, body = ErrorBody, description = "The query is incomplete or malformed, its vector does not fit the collection, or the collection's vectors are of another model"),
         (status = 404, body = ErrorBody, description = "No such collection"),
         (status = 429, body = ErrorBody, description = "The model's queue is full; see Retry-After"),
         (status = 503, body = ErrorBody, description = "The collection's model is not loaded"),

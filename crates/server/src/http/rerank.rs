@@ -74,7 +74,11 @@ pub(super) async fn rerank(
         );
         texts.push(text);
     }
-    let order = ranked(&state, &body.query, texts, limit).await?;
+    let wanted = Wanted {
+        limit,
+        max_text_tokens: None,
+    };
+    let Ranking { order, .. } = ranked(&state, &body.query, texts, wanted).await?;
     let reranked = order
         .into_iter()
         .map(|(index, score)| RerankedDocument {
@@ -88,12 +92,16 @@ pub(super) async fn rerank(
 
 #[derive(Deserialize, ToSchema)]
 pub(super) struct CompatibleRerankBody {
-    /// Accepted and echoed; the loaded cross-encoder answers.
-    model: Option<String>,
+    /// Accepted and not looked at: the loaded cross-encoder answers, and the answer names it.
+    #[serde(rename = "model")]
+    _model: Option<String>,
     query: String,
     documents: Vec<TextOrObject>,
+    /// Return only this many; all unless given.
     top_n: Option<i64>,
     return_documents: Option<bool>,
+    /// Read only this many tokens of each document; the model's own limit counts anyway.
+    max_tokens_per_doc: Option<i64>,
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -107,12 +115,20 @@ pub(super) enum TextOrObject {
 pub(super) struct CompatibleRerankAnswer {
     id: String,
     object: &'static str,
+    /// The cross-encoder that is loaded.
     model: String,
     results: Vec<CompatibleResult>,
+    /// With the version of the interface and the tokens that were read.
     #[schema(value_type = Object)]
     meta: Value,
-    #[schema(value_type = Object)]
-    usage: Value,
+    usage: RerankUsage,
+}
+
+/// Tokens that the model read, the query's once for every document.
+#[derive(Serialize, ToSchema)]
+pub(super) struct RerankUsage {
+    prompt_tokens: usize,
+    total_tokens: usize,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -163,7 +179,10 @@ async fn compatible(
     body: CompatibleRerankBody,
     version: &str,
 ) -> Result<Json<CompatibleRerankAnswer>, ApiError> {
-    let limit = positive(body.top_n, "top_n")?;
+    let wanted = Wanted {
+        limit: positive(body.top_n, "top_n")?,
+        max_text_tokens: positive(body.max_tokens_per_doc, "max_tokens_per_doc")?,
+    };
     let mut texts = Vec::with_capacity(body.documents.len());
     for (index, document) in body.documents.into_iter().enumerate() {
         texts.push(match document {
@@ -172,7 +191,7 @@ async fn compatible(
         });
     }
     let kept = body.return_documents.unwrap_or(false).then(|| texts.clone());
-    let order = ranked(state, &body.query, texts, limit).await?;
+    let Ranking { order, tokens } = ranked(state, &body.query, texts, wanted).await?;
     let results = order
         .into_iter()
         .map(|(index, relevance_score)| CompatibleResult {
@@ -183,42 +202,59 @@ async fn compatible(
             }),
         })
         .collect();
-    let loaded = state
-        .service
-        .models
-        .reranker()
-        .map(|reranker| reranker.name().to_owned())
-        .unwrap_or_default();
+    let model = state.service.models.reranker()?.name().to_owned();
     Ok(Json(CompatibleRerankAnswer {
         id: uuid::Uuid::new_v4().to_string(),
         object: "list",
-        model: body.model.unwrap_or(loaded),
+        model,
         results,
-        meta: serde_json::json!({"api_version": {"version": version}, "billed_units": {"search_units": 1}}),
-        usage: serde_json::json!({"total_tokens": 0, "prompt_tokens": 0}),
+        meta: serde_json::json!({
+            "api_version": {"version": version},
+            "billed_units": {"search_units": 1},
+            "tokens": {"input_tokens": tokens},
+        }),
+        usage: RerankUsage {
+            prompt_tokens: tokens,
+            total_tokens: tokens,
+        },
     }))
 }
 
-/// The indexes of the texts, best first, with their scores. Equal scores keep the order of the request.
+struct Wanted {
+    limit: Option<usize>,
+    max_text_tokens: Option<usize>,
+}
+
+#[derive(Default)]
+struct Ranking {
+    /// The indexes of the texts, best first, with their scores. Equal scores keep the order of the
+    /// request.
+    order: Vec<(usize, f32)>,
+    tokens: usize,
+}
+
 async fn ranked(
     state: &AppState,
     query: &str,
     texts: Vec<String>,
-    limit: Option<usize>,
-) -> Result<Vec<(usize, f32)>, ApiError> {
+    wanted: Wanted,
+) -> Result<Ranking, ApiError> {
     let reranker = state.service.models.reranker()?;
     if query.trim().is_empty() {
         return Err(ApiError::bad_request("'query' must not be empty"));
     }
     if texts.is_empty() {
-        return Ok(Vec::new());
+        return Ok(Ranking::default());
     }
-    let scores = reranker.score(query, texts).await?;
-    let mut order: Vec<(usize, f32)> = scores.into_iter().enumerate().collect();
+    let scored = reranker.score(query, texts, wanted.max_text_tokens).await?;
+    let mut order: Vec<(usize, f32)> = scored.scores.into_iter().enumerate().collect();
     order.sort_by(|a, b| b.1.total_cmp(&a.1));
-    order.truncate(limit.unwrap_or(usize::MAX));
+    order.truncate(wanted.limit.unwrap_or(usize::MAX));
     metrics::counter!("ragstone_reranks_total").increment(1);
-    Ok(order)
+    Ok(Ranking {
+        order,
+        tokens: scored.tokens,
+    })
 }
 
 fn positive(limit: Option<i64>, name: &str) -> Result<Option<usize>, InvalidInput> {

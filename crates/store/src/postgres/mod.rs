@@ -12,6 +12,7 @@ mod read;
 mod records;
 mod schema;
 mod search;
+mod siblings;
 mod statement;
 mod url;
 mod write;
@@ -21,6 +22,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use deadpool_postgres::Pool;
+use ragstone_core::model::ModelIdentity;
 use ragstone_core::records::{Applied, Millis, Record, RecordChange, RecordCounts, RecordRange, Records};
 use ragstone_core::store::{
     DocumentBatch, DocumentPage, MetadataUpdate, MovedDocument, MovedPage, MovedRange, Page, SearchOutcome,
@@ -190,6 +192,10 @@ impl Store for PostgresStore {
 
     async fn collection(&self, name: &CollectionName) -> Result<Collection, StoreError> {
         read(|| async { Ok(read::view(&self.readers, name).await?.1.collection) }).await
+    }
+
+    async fn vector_models(&self, name: &CollectionName) -> Result<Vec<ModelIdentity>, StoreError> {
+        read(|| read::vector_models(&self.readers, name)).await
     }
 
     async fn update_metadata(

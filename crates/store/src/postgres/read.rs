@@ -192,14 +192,34 @@ pub(super) async fn export(pool: &Pool, name: &CollectionName, range: MovedRange
     })
 }
 
+/// See [`ragstone_core::store::Store::vector_models`].
+pub(super) async fn vector_models(pool: &Pool, name: &CollectionName) -> Result<Vec<ModelIdentity>> {
+    let (session, view) = view(pool, name).await?;
+    let Some(table) = view.table else {
+        return Ok(Vec::new());
+    };
+    let models = Statement::new(format!(
+        "SELECT DISTINCT m.id, m.version, m.dimensions
+         FROM {table} d JOIN ragstone.models m ON m.number = d.model
+         WHERE place IN ((SELECT min(place) FROM {table}), (SELECT max(place) FROM {table}))"
+    ));
+    let rows = session.query(&models).await?;
+    rows.iter().map(|row| read_model(row, 0)).collect()
+}
+
+/// Three columns, beginning with this one: id, version and width.
+fn read_model(row: &Row, first: usize) -> Result<ModelIdentity> {
+    Ok(ModelIdentity {
+        id: unescape(row.try_get(first)?),
+        version: unescape(row.try_get(first + 1)?),
+        dimensions: usize::try_from(row.try_get::<_, i64>(first + 2)?).unwrap_or_default(),
+    })
+}
+
 fn read_moved(row: &Row) -> Result<MovedDocument> {
-    let model = match row.try_get::<_, Option<String>>(6)? {
+    let model = match row.try_get::<_, Option<&str>>(6)? {
         None => None,
-        Some(id) => Some(ModelIdentity {
-            id: unescape(id),
-            version: unescape(row.try_get(7)?),
-            dimensions: usize::try_from(row.try_get::<_, i64>(8)?).unwrap_or_default(),
-        }),
+        Some(_) => Some(read_model(row, 6)?),
     };
     Ok(MovedDocument {
         document: read_document(row, 1)?,

@@ -15,6 +15,7 @@ use super::encode::tsquery;
 use super::keeper::IndexKind;
 use super::pool::Session;
 use super::read::{View, read_document, view};
+use super::siblings::Siblings;
 use super::statement::Statement;
 use crate::error::{Error, Result};
 use crate::index::dense::distance;
@@ -43,6 +44,7 @@ pub(super) async fn search(
     let vector = unit_vector(name, &view, request)?;
     let mut clock = StageClock::default();
     let mut hits = Vec::new();
+    let mut siblings_cut = false;
     if let Some(table) = &view.table
         && request.limit > 0
     {
@@ -55,13 +57,27 @@ pub(super) async fn search(
             vector: vector.as_deref(),
         };
         let ranked = search.rank(&mut clock).await?;
-        hits = clock.time_async("fetch", search.fetch(ranked)).await?;
+        hits = clock.time_async("fetch", search.fetch(&ranked)).await?;
+        if let Some(request) = &request.siblings {
+            let siblings = Siblings::new(&session, table, request);
+            let expanded = expand(siblings, &ranked, &mut hits);
+            siblings_cut = clock.time_async("expand", expanded).await?;
+        }
     }
     Ok(SearchOutcome {
         hits,
+        siblings_cut,
         collection: view.collection,
         stages: clock.stages,
     })
+}
+
+/// Returns whether siblings were left out.
+async fn expand(mut siblings: Siblings<'_>, ranked: &[Ranked], hits: &mut [SearchHit]) -> Result<bool> {
+    for (hit, Ranked { place, .. }) in hits.iter_mut().zip(ranked) {
+        hit.siblings = siblings.of(*place, &hit.document).await?;
+    }
+    Ok(siblings.cut())
 }
 
 fn unit_vector(name: &CollectionName, view: &View, request: &SearchRequest) -> Result<Option<Vec<f32>>> {
@@ -269,7 +285,7 @@ impl Search<'_> {
         Ok(found)
     }
 
-    async fn fetch(&self, ranked: Vec<Ranked>) -> Result<Vec<SearchHit>> {
+    async fn fetch(&self, ranked: &[Ranked]) -> Result<Vec<SearchHit>> {
         if ranked.is_empty() {
             return Ok(Vec::new());
         }
@@ -294,7 +310,7 @@ impl Search<'_> {
             found.insert(row.try_get::<_, i64>(0)?, (read_document(&row, 1)?, distance));
         }
         ranked
-            .into_iter()
+            .iter()
             .map(|hit| {
                 let (document, distance) = found
                     .remove(&hit.place)
@@ -303,6 +319,7 @@ impl Search<'_> {
                     document,
                     distance,
                     trail: hit.trail,
+                    siblings: None,
                 })
             })
             .collect()

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::future::{join_all, try_join_all};
-use ragstone_core::store::{SearchRequest, Selection, StoreError, StoredDocument};
+use ragstone_core::siblings::Expand;
+use ragstone_core::store::{SearchRequest, Selection, SiblingsRequest, StoreError, StoredDocument};
 use ragstone_core::{Filter, Metadata};
 use serde_json::json;
 
@@ -32,16 +33,28 @@ fn pair(number: usize, generation: u64) -> Vec<StoredDocument> {
 }
 
 /// Whatever a search returns is one state: both sides of a pair, and of the same generation in
-/// text, metadata and vector.
+/// text, metadata and vector; and so are the siblings of each.
 async fn check_search(store: &Arc<dyn Subject>, docs: &ragstone_core::CollectionName, number: usize) {
     let filter = Filter::parse(&json!({"pair": number})).unwrap();
     let request = SearchRequest {
         vector: Some(vec![1.0, 0.0]),
         filter: filter.clone(),
         limit: 10,
+        siblings: Some(SiblingsRequest {
+            expand: Expand {
+                field: "pair".to_owned(),
+                max_chars: None,
+            },
+            max_bytes: 10_000,
+        }),
         ..SearchRequest::default()
     };
     let outcome = store.search(docs, request).await.unwrap();
+    for hit in &outcome.hits {
+        let siblings = hit.siblings.as_ref().unwrap();
+        assert_eq!(siblings.len(), 2);
+        assert!(siblings.iter().all(|sibling| sibling.text == hit.document.text));
+    }
     assert!([0, 2].contains(&outcome.hits.len()));
     let generations: Vec<u64> = outcome
         .hits

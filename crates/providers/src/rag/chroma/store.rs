@@ -301,6 +301,20 @@ impl Store for ChromaStore {
         self.described(&record).await.map_err(store_error)
     }
 
+    async fn vector_models(&self, name: &CollectionName) -> Result<Vec<ModelIdentity>, StoreError> {
+        let record = self.api().collection(name).await.map_err(store_error)?;
+        let count = self.api().count(&record).await.map_err(store_error)?;
+        let mut models = Vec::new();
+        for offset in [0, count.saturating_sub(1)] {
+            let one = json!({"include": ["metadatas"], "limit": 1, "offset": offset});
+            let found = self.api().get(&record, &one).await.map_err(store_error)?;
+            let metadata = found.metadatas.into_iter().flatten().next().flatten();
+            let model = Kept::read(metadata.as_ref()).model;
+            models.extend(model.filter(|model| !models.contains(model)));
+        }
+        Ok(models)
+    }
+
     async fn update_metadata(
         &self,
         name: &CollectionName,

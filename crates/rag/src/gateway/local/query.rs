@@ -1,5 +1,7 @@
 //! A search of this process, between the gateway's terms and its own.
 
+use std::sync::Arc;
+
 use ragstone_core::document::{Document, Metadata};
 use ragstone_core::error::InvalidInput;
 use ragstone_core::fusion::{FusionWeights, StageRank};
@@ -124,7 +126,10 @@ fn provider_hit(place: usize, hit: Hit, explain: Explain) -> ProviderHit {
     if let Some(siblings) = hit.siblings {
         extra.insert(
             "siblings".into(),
-            siblings.into_iter().map(document_json).collect(),
+            siblings
+                .into_iter()
+                .map(|sibling| document_json(Arc::unwrap_or_clone(sibling)))
+                .collect(),
         );
     }
     if explain == Explain::Yes {

@@ -328,6 +328,9 @@ impl Store for WatchedStore {
     async fn collection(&self, name: &CollectionName) -> Result<Collection, StoreError> {
         self.inner.collection(name).await
     }
+    async fn vector_models(&self, name: &CollectionName) -> Result<Vec<ModelIdentity>, StoreError> {
+        self.inner.vector_models(name).await
+    }
     async fn update_metadata(
         &self,
         name: &CollectionName,

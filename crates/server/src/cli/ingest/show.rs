@@ -9,6 +9,8 @@ use ragstone_rag::ingest::{Chunk, Progress, Report};
 use serde_json::json;
 use tokio::task::JoinHandle;
 
+use crate::cli::printable;
+
 const REDRAW: Duration = Duration::from_millis(200);
 const PLAIN_LINE: Duration = Duration::from_secs(5);
 
@@ -157,13 +159,6 @@ pub(super) fn chunk(out: &mut impl Write, chunk: &Chunk) -> std::io::Result<()> 
         writeln!(out, "   {}", printable(line))?;
     }
     writeln!(out)
-}
-
-/// Text from files is shown, never obeyed by the terminal.
-fn printable(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect()
 }
 
 fn size(bytes: u64) -> String {

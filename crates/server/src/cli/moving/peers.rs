@@ -14,7 +14,7 @@ use ragstone_rag::moving::{DocumentLine, Peer, StorePeer, read_documents};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::super::remote::RemoteArgs;
+use super::super::remote::{RemoteArgs, refusal, server_url};
 use crate::config::{self, Flags, Layers, StoreLocation};
 use crate::stores::{OpenStore, connect_chroma};
 
@@ -22,7 +22,7 @@ use crate::stores::{OpenStore, connect_chroma};
 #[derive(Args)]
 pub(super) struct PeerArgs {
     /// A running server, instead of the store itself
-    #[arg(long, value_name = "URL", conflicts_with_all = ["data_dir", "store"])]
+    #[arg(long, value_name = "URL", conflicts_with_all = ["data_dir", "store"], value_parser = server_url)]
     url: Option<String>,
     /// Where the embedded store keeps its file [default: ragstone-data; env: RAGSTONE_DATA_DIR]
     #[arg(long, value_name = "DIR")]
@@ -237,11 +237,7 @@ fn explain(error: CallError) -> StoreError {
             retry_after: answer.retry_after.unwrap_or(Duration::from_secs(1)),
             message: answer.message().unwrap_or_default(),
         },
-        CallError::Answered(answer) => StoreError::Unsupported(
-            answer
-                .message()
-                .unwrap_or_else(|| format!("the server answered {}", answer.status)),
-        ),
+        CallError::Answered(answer) => StoreError::Unsupported(refusal(&answer)),
         other => StoreError::Failed(Box::new(other)),
     }
 }

@@ -1,11 +1,16 @@
 //! Searching by meaning, by word and by both.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Instant;
 
+use ragstone_core::filter::Scalar;
 use ragstone_core::fusion::{RankTrail, StageRank, fuse};
 use ragstone_core::provider::ProviderError;
-use ragstone_core::store::{SearchHit, SearchOutcome, SearchRequest, StageTime, StoreError};
+use ragstone_core::siblings::{Gathering, SECTION_REACH, in_document_order};
+use ragstone_core::store::{
+    Page, SearchHit, SearchOutcome, SearchRequest, SiblingsRequest, StageTime, Store, StoreError,
+};
 use ragstone_core::{CollectionName, Document};
 
 use super::super::api::CollectionRecord;
@@ -34,18 +39,54 @@ impl ChromaStore {
             });
         }
         let mut stages = Vec::new();
-        let hits = if collection.count == 0 || request.limit == 0 {
+        let mut hits = if collection.count == 0 || request.limit == 0 {
             Vec::new()
         } else {
             self.ranked(&record, &request, &mut stages)
                 .await
                 .map_err(store_error)?
         };
+        let mut siblings_cut = false;
+        if let Some(request) = &request.siblings {
+            let start = Instant::now();
+            siblings_cut = self.expand(name, request, &mut hits).await?;
+            note(&mut stages, "expand", start);
+        }
         Ok(SearchOutcome {
             hits,
             collection,
+            siblings_cut,
             stages,
         })
+    }
+
+    /// ChromaDB has no transactions, so these are read after the hits. Returns whether some were left
+    /// out.
+    async fn expand(
+        &self,
+        name: &CollectionName,
+        request: &SiblingsRequest,
+        hits: &mut [SearchHit],
+    ) -> Result<bool, StoreError> {
+        let mut gathering = Gathering::new(&request.expand, request.max_bytes);
+        let mut sections: HashMap<Scalar, Vec<Arc<Document>>> = HashMap::new();
+        for hit in hits {
+            let Some(value) = request.expand.section(&hit.document) else {
+                continue;
+            };
+            if !gathering.cut && !sections.contains_key(&value) {
+                let page = Page {
+                    limit: 2 * SECTION_REACH,
+                    offset: 0,
+                };
+                let filter = request.expand.filter(value.clone());
+                let members = self.documents(name, &filter, page).await?.documents;
+                sections.insert(value.clone(), in_document_order(members));
+            }
+            let section = sections.get(&value).map(Vec::as_slice).unwrap_or_default();
+            hit.siblings = Some(gathering.within(section, &hit.document));
+        }
+        Ok(gathering.cut)
     }
 
     async fn ranked(
@@ -83,6 +124,7 @@ impl ChromaStore {
                     }),
                     ..RankTrail::default()
                 },
+                siblings: None,
             })
             .collect())
     }
@@ -209,6 +251,7 @@ impl ChromaStore {
                     document: documents.remove(&id_of(place)?)?,
                     distance: distances.get(&place).copied(),
                     trail,
+                    siblings: None,
                 })
             })
             .collect())
