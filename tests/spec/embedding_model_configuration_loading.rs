@@ -114,7 +114,7 @@ fn model_load_failure_terminates_startup() {
     let missing = Setup::serve()
         .embeddings(&[("good", &good), ("gone", "/nowhere/model".as_ref())])
         .run();
-    let log = missing.failed_with(1);
+    let log = missing.failed_with(78);
     assert!(
         log.contains("fatal") && log.contains("'gone'") && log.contains("/nowhere/model"),
         "{log}"
