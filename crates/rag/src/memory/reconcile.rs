@@ -181,7 +181,9 @@ pub(super) async fn measure_lag(worker: &Worker) -> Result<(), StoreError> {
     let mut oldest: Option<Millis> = None;
     for kind in Kind::ALL {
         for record in worker.records.due(kind.records(), 1, Millis::MAX).await? {
-            let saved_at = Stored::read(&record)?.saved_at;
+            let Ok(Stored { saved_at, .. }) = Stored::read(&record) else {
+                continue;
+            };
             // Entries that failed are due later than others that are younger.
             let waiting = worker.pause.oldest_failed().unwrap_or(saved_at).min(saved_at);
             oldest = Some(oldest.unwrap_or(waiting).min(waiting));

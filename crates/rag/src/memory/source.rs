@@ -75,7 +75,7 @@ impl Memory {
     }
 
     /// Saves an entry, in the place of the one with the same id. Durable when it returns. A vector of
-    /// another text than the new one is gone then, too; that of the very same entry stays.
+    /// another text goes with that text; that of the very same entry stays.
     pub async fn save(&self, id: Option<DocumentId>, entry: Entry) -> Result<DocumentId, ServiceError> {
         entry.check()?;
         let kind = entry.kind();
@@ -132,19 +132,14 @@ impl Memory {
                 break;
             }
         }
-        match removal {
-            Some(note) => {
-                removal::finish(
-                    self.records.as_ref(),
-                    self.store.as_ref(),
-                    kind,
-                    id.as_str(),
-                    note,
-                )
-                .await
+        if let Some(note) = removal {
+            let (records, store) = (self.records.as_ref(), self.store.as_ref());
+            // The entry is saved, and hidden from retrieval until it is embedded; a sweep will do as well.
+            if let Err(error) = removal::finish(records, store, kind, id.as_str(), note).await {
+                tracing::warn!(%id, %error, "the vector of an older text is removed later");
             }
-            None => Ok(()),
         }
+        Ok(())
     }
 
     /// When an entry that is saved now is due for embedding.
