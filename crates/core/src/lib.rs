@@ -16,6 +16,7 @@ pub mod measures;
 pub mod model;
 pub mod provider;
 pub mod records;
+pub mod siblings;
 pub mod store;
 pub mod vector;
 
