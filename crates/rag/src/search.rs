@@ -10,6 +10,8 @@ use ragstone_core::error::InvalidInput;
 use ragstone_core::filter::{Filter, Scalar};
 use ragstone_core::fusion::{FusionWeights, RankTrail, StageRank};
 use ragstone_core::model::Embedder;
+pub use ragstone_core::siblings::Expand;
+use ragstone_core::siblings::{MAX_SIBLINGS, arrange_siblings};
 use ragstone_core::store::{Page, SearchRequest, StageTime, StoreError};
 use tokio::sync::{Mutex, OnceCell};
 
@@ -21,8 +23,6 @@ use crate::models::embed_query;
 const RERANK_FACTOR: usize = 4;
 const RERANK_AT_LEAST: usize = 40;
 const RERANK_AT_MOST: usize = 200;
-/// A section with more members than this is cut.
-pub(crate) const MAX_SIBLINGS: usize = 1000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
@@ -77,14 +77,6 @@ pub enum TopK {
     #[default]
     AllTogether,
     EachCollection,
-}
-
-/// Which field makes documents siblings, and how much of their text is wanted.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Expand {
-    pub field: String,
-    /// Siblings are left out, farthest from the hit first, until the rest fits.
-    pub max_chars: Option<usize>,
 }
 
 #[derive(Debug, Clone)]
@@ -397,49 +389,6 @@ async fn siblings(
     Ok(Some(arrange_siblings(page.documents, &hit.document, expand)))
 }
 
-/// Puts the members of a section into document order and keeps as much as is wanted.
-pub(crate) fn arrange_siblings(
-    mut documents: Vec<Document>,
-    hit: &Document,
-    expand: &Expand,
-) -> Vec<Document> {
-    // Ingested chunks know their place in the source; others stand in the order they were added.
-    documents.sort_by_key(|document| {
-        document
-            .metadata
-            .get("position")
-            .and_then(serde_json::Value::as_i64)
-    });
-    if let Some(budget) = expand.max_chars {
-        keep_nearest(&mut documents, hit, budget);
-    }
-    documents
-}
-
-/// Keeps the hit, then its neighbours outwards while they fit into the budget.
-fn keep_nearest(documents: &mut Vec<Document>, hit: &Document, budget: usize) {
-    let Some(center) = documents.iter().position(|document| document.id == hit.id) else {
-        return;
-    };
-    let length = |at: usize| documents.get(at).map(|document| document.text.chars().count());
-    let (mut first, mut last) = (center, center);
-    let mut left = budget.saturating_sub(length(center).unwrap_or_default());
-    loop {
-        let mut grown = false;
-        if let Some(size) = length(last + 1).filter(|size| *size <= left) {
-            (last, left, grown) = (last + 1, left - size, true);
-        }
-        if let Some(size) = first.checked_sub(1).and_then(length).filter(|size| *size <= left) {
-            (first, left, grown) = (first - 1, left - size, true);
-        }
-        if !grown {
-            break;
-        }
-    }
-    documents.truncate(last + 1);
-    documents.drain(..first);
-}
-
 /// Orders the hits of several collections: by fused score where there is one, else by distance,
 /// else by keyword score.
 fn sort_merged(hits: &mut [Hit]) {
@@ -460,37 +409,5 @@ fn slowest(stages: &mut Vec<StageTime>, more: &[StageTime]) {
             Some(known) => known.took = Duration::max(known.took, time.took),
             None => stages.push(*time),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use ragstone_core::document::{DocumentId, Metadata};
-
-    fn document(id: &str, text: &str) -> Document {
-        Document {
-            id: DocumentId::parse(id).unwrap(),
-            text: text.to_owned(),
-            metadata: Metadata::new(),
-        }
-    }
-
-    #[test]
-    fn siblings_are_kept_outwards_from_the_hit() {
-        let all: Vec<Document> = ["a", "b", "c", "d", "e"].map(|id| document(id, "12345")).to_vec();
-        let kept = |budget: usize| {
-            let mut documents = all.clone();
-            keep_nearest(&mut documents, &all[2], budget);
-            documents
-                .iter()
-                .map(|d| d.id.as_str().to_owned())
-                .collect::<Vec<_>>()
-                .join("")
-        };
-        assert_eq!(kept(0), "c");
-        assert_eq!(kept(10), "cd");
-        assert_eq!(kept(15), "bcd");
-        assert_eq!(kept(1000), "abcde");
     }
 }
