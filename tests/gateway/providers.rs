@@ -99,14 +99,14 @@ async fn a_configuration_that_does_not_fit_is_refused_by_field() {
     }
     let several = json!({"url": "no address", "timeoutMs": "x", "retry": {"maxAttempts": 99}, "auth": {"type": "bearer", "token": 123}});
     let answer = tried(&server, "chromadb-wrapper", several).await;
-    let fields: Vec<Value> = answer.json()["errors"]
+    let mut fields: Vec<String> = answer.json()["errors"]
         .as_array()
         .unwrap()
         .iter()
-        .map(|error| error["field"].clone())
+        .map(|error| error["field"].as_str().unwrap().to_owned())
         .collect();
-    assert_eq!(fields, ["timeoutMs", "auth.token", "url", "retry.maxAttempts"]);
-    assert_eq!(answer.json()["errors"][1]["message"], "must be a string");
+    fields.sort_unstable();
+    assert_eq!(fields, ["auth.token", "retry.maxAttempts", "timeoutMs", "url"]);
     let detail = answer.refused(400);
     assert!(detail.contains("auth.token: must be a string"), "{detail}");
     let detail = server
