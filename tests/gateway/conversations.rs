@@ -105,3 +105,36 @@ async fn a_conversation_expires_and_is_swept_from_the_store() {
         "first message (raw query)"
     );
 }
+
+/// What is told of a hit belongs to what is told as searched for, also after a change of subject.
+#[tokio::test]
+async fn distances_are_those_to_the_text_that_was_searched_for() {
+    let server = started(Setup::serve()).await;
+    say(&server, "a", "What is InstructLab?").await;
+    for message in ["tulips in winter", "And for how long?", "thanks"] {
+        let answer = say(&server, "a", message).await;
+        let texts: Vec<&Value> = answer["queries"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|query| &query["text"])
+            .collect();
+        assert!(texts.contains(&&answer["query_text"]), "{answer}");
+        let body = json!({"query": answer["query_text"], "top_k": 5});
+        let alone = server.post("/collections/c/query", body).await.ok();
+        for hit in answer["results"].as_array().unwrap() {
+            let alone = alone["results"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .find(|alone| alone["id"] == hit["id"]);
+            let difference = hit["distance"].as_f64().unwrap() - alone.unwrap()["distance"].as_f64().unwrap();
+            assert!(difference.abs() < 1e-5, "{hit} {alone:?}");
+        }
+    }
+    let kept = show(&server, "a").await.ok();
+    assert!(
+        kept["topic"].as_str().unwrap().ends_with("And for how long?"),
+        "{kept}"
+    );
+}

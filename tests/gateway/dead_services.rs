@@ -131,13 +131,89 @@ async fn a_4xx_passes_through_with_everything_it_says() {
 
 #[tokio::test]
 async fn a_service_that_is_not_available_says_when_to_come_again() {
-    for (headers, seconds) in [("\r\nretry-after: 17", "17"), ("", "5")] {
+    for (headers, body, seconds) in [
+        ("\r\nretry-after: 17", r#"{"detail":"db at 10.1 is full"}"#, "17"),
+        ("", "db at 10.1 is full", "5"),
+    ] {
         let head = format!("503 Service Unavailable{headers}");
-        let url = answering(answer(&head, r#"{"detail":"db at 10.1 is full"}"#)).await;
+        let url = answering(answer(&head, body)).await;
         let server = beside(&url).await;
         let refused = server.get("/api/collections/c?service=bad").await;
         assert_eq!(refused.header("retry-after"), seconds);
         let detail = refused.refused(503);
         assert!(detail.contains("'bad'") && !detail.contains("10."), "{detail}");
     }
+}
+
+/// One collection that cannot be searched as it is configured says nothing of the others.
+#[tokio::test]
+async fn a_503_with_a_reason_passes_through_and_is_no_outage() {
+    let far = with_model(Setup::serve()).start().await;
+    let near = beside(&far.url("")).await;
+    create(&near, "bad", "fine", json!({})).await;
+    add(&near, "bad", "fine", &["one"]).await;
+    far.post(
+        "/collections",
+        json!({"name": "ghostly", "embedding_model": "ghost"}),
+    )
+    .await
+    .ok();
+    let query = json!({"service": "bad", "query": "one"});
+    for _ in 0..6 {
+        let answer = near.post("/api/collections/ghostly/query", query.clone()).await;
+        assert!(
+            answer
+                .refused(503)
+                .starts_with("Embedding model 'ghost' not loaded")
+        );
+    }
+    let found = near.post("/api/collections/fine/query", query).await.ok();
+    assert_eq!(found["results"].as_array().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn where_every_collection_fails_the_first_failure_is_the_answer() {
+    let server = beside(&nobody()).await;
+    let ask = |collections: serde_json::Value| json!({"user_message": "one", "conversation_id": "a", "collections": collections});
+    let gone = json!({"service": "local", "name": "gone"});
+    let dead = json!({"service": "bad", "name": "c"});
+    let detail = server
+        .post("/api/rag/collect", ask(json!([gone, dead])))
+        .await
+        .refused(404);
+    assert_eq!(detail, "Collection 'gone' not found");
+    server
+        .post("/api/rag/collect", ask(json!([dead, gone])))
+        .await
+        .refused(502);
+    // What could not be searched for was not said.
+    server.get("/api/conversations/a").await.refused(404);
+}
+
+/// Where a hit is from says the gateway, and says it once.
+#[tokio::test]
+async fn a_backend_cannot_say_where_its_hits_are_from() {
+    let hit =
+        r#"{"id":"a","text":"t","distance":1.9,"service":"local","collection":"bank","result":"match"}"#;
+    let body = format!(r#"{{"results":[{hit}],"collection_metadata":{{}}}}"#);
+    let server = beside(&answering(answer("200 OK", &body)).await).await;
+    let ask = json!({"user_message": "one", "collections": [{"service": "bad", "name": "c"}]});
+    let answer = server.post("/api/rag/collect", ask).await;
+    let said = |field: &str| answer.text.matches(&format!("\"{field}\":")).count();
+    assert_eq!((said("service"), said("collection")), (1, 1), "{}", answer.text);
+    let hit = &answer.json()["results"][0];
+    assert_eq!(
+        (&hit["service"], &hit["collection"], &hit["result"]),
+        (&json!("bad"), &json!("c"), &json!("none"))
+    );
+}
+
+#[tokio::test]
+async fn what_an_answer_should_have_been_is_said_in_plain_words() {
+    let server = beside(&answering(answer("200 OK", "[]")).await).await;
+    let detail = server.get("/api/collections/c?service=bad").await.refused(502);
+    assert!(
+        detail.contains("expected an object") && !detail.contains("Body"),
+        "{detail}"
+    );
 }

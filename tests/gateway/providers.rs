@@ -85,13 +85,30 @@ async fn a_configuration_that_does_not_fit_is_refused_by_field() {
         (
             "chromadb-wrapper",
             json!({"url": "http://127.0.0.1", "auth": {"type": "bearer", "token": "${HOME}"}}),
-            "auth.token",
+            "auth.token: '${HOME}' is not looked up",
+        ),
+        (
+            "chromadb",
+            json!({"url": "http://127.0.0.1", "auth": {"type": "api_key", "header": "Host", "key": "k"}}),
+            "auth.header",
         ),
         ("local", json!({"url": "http://127.0.0.1"}), "url"),
     ] {
         let detail = tried(&server, id, config).await.refused(400);
         assert!(detail.contains(field), "{detail}");
     }
+    let several = json!({"url": "no address", "timeoutMs": "x", "retry": {"maxAttempts": 99}, "auth": {"type": "bearer", "token": 123}});
+    let answer = tried(&server, "chromadb-wrapper", several).await;
+    let mut fields: Vec<String> = answer.json()["errors"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|error| error["field"].as_str().unwrap().to_owned())
+        .collect();
+    fields.sort_unstable();
+    assert_eq!(fields, ["auth.token", "retry.maxAttempts", "timeoutMs", "url"]);
+    let detail = answer.refused(400);
+    assert!(detail.contains("auth.token: must be a string"), "{detail}");
     let detail = server
         .post("/api/providers/local/test", json!({}))
         .await
@@ -129,7 +146,11 @@ async fn services_are_wrong_before_the_start_and_not_after_it() {
         ),
         (
             "services: {far: {provider: nonesuch, url: 'http://127.0.0.1'}}",
-            "nonesuch",
+            "services.far.provider",
+        ),
+        (
+            "services: {'far away': {provider: chromadb-wrapper, url: 'http://127.0.0.1'}}",
+            "far away",
         ),
         (
             "services: {local: {provider: chromadb-wrapper, url: 'http://127.0.0.1'}}",
@@ -147,5 +168,27 @@ async fn services_are_wrong_before_the_start_and_not_after_it() {
     ] {
         let finished = Setup::without_models().config(yaml).run();
         assert!(finished.failed_with(78).contains(named), "{finished:?}");
+    }
+}
+
+#[tokio::test]
+async fn wrong_credentials_are_not_healthy() {
+    let far = Setup::without_models()
+        .env("RAGSTONE_API_KEYS", "right-key-0123456789")
+        .start()
+        .await;
+    let server = plain().await;
+    for (key, status) in [
+        ("right-key-0123456789", "healthy"),
+        ("wrong-key-0123456789", "unhealthy"),
+    ] {
+        let config = json!({"url": far.url(""), "auth": {"type": "bearer", "token": key}});
+        let health = tried(&server, "chromadb-wrapper", config).await.ok();
+        assert_eq!(health["status"], status, "{health}");
+        assert!(health["details"]["collections_count"].is_u64(), "{health}");
+        assert_eq!(
+            health["message"].as_str().unwrap().contains("credentials"),
+            status == "unhealthy"
+        );
     }
 }

@@ -273,6 +273,66 @@ async fn a_service_must_be_named() {
     for (route, detail) in every_route(&server, None).await {
         assert_eq!(detail, "Service name is required", "{route}");
     }
+    // Before anything else that is missing.
+    for (method, path) in [
+        (Method::POST, "/api/collections"),
+        (Method::PUT, "/api/collections/c/metadata"),
+        (Method::DELETE, "/api/collections/c/documents"),
+    ] {
+        for body in ["{}", r#"{"service": " ", "metadata": 3}"#] {
+            let request = server.request(method.clone(), path).body(body);
+            let detail = server.send(request).await.refused(400);
+            assert_eq!(detail, "Service name is required", "{method} {path}");
+        }
+    }
+    let nothing_sent = server.request(Method::DELETE, "/api/collections/c/documents");
+    assert_eq!(
+        server.send(nothing_sent).await.refused(400),
+        "Service name is required"
+    );
+}
+
+#[tokio::test]
+async fn the_collections_of_one_service_are_listed_alone() {
+    let server = plain().await;
+    server.create("a").await;
+    let listed = server.get("/api/collections?service=local").await.ok();
+    assert_eq!(listed["collections"][0]["name"], "a");
+    assert_eq!(listed["services"].as_array().unwrap().len(), 1);
+    assert_eq!(
+        server.get("/api/collections?service=nonesuch").await.refused(404),
+        "Service \"nonesuch\" not found"
+    );
+}
+
+/// What must be sent is required, and what is ignored is not offered.
+#[tokio::test]
+async fn bodies_are_described_as_they_are_here() {
+    let api = server_api().await;
+    for (path, method) in [
+        ("/api/collections", "post"),
+        ("/api/collections/{name}/metadata", "put"),
+        ("/api/collections/{name}/documents", "post"),
+        ("/api/collections/{name}/query", "post"),
+    ] {
+        let body = &api["paths"][path][method]["requestBody"]["content"]["application/json"]["schema"];
+        let reference = body["$ref"].as_str().unwrap();
+        let schema = api.pointer(&reference[1..]).unwrap();
+        assert!(
+            schema["required"].as_array().unwrap().contains(&json!("service")),
+            "{path}: {schema}"
+        );
+        assert!(schema["properties"].get("collections").is_none(), "{path}");
+    }
+    let health = &api["components"]["schemas"]["HealthBody"]["properties"];
+    assert!(
+        health["status"].is_object() && health["latency_ms"].is_object(),
+        "{health}"
+    );
+}
+
+async fn server_api() -> Value {
+    plain().await.get("/openapi.json").await.ok()
 }
 
 #[tokio::test]

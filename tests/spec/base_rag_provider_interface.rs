@@ -27,7 +27,10 @@ async fn provider_initialization_with_schema() {
 
 #[tokio::test]
 async fn provider_capabilities_declaration() {
-    let server = plain().await;
+    let server = Setup::serve()
+        .embeddings(&[("tiny", &fixtures::model("bert"))])
+        .start()
+        .await;
     let services = server.get("/api/services").await.ok();
     let local = &services["services"][0];
     assert_eq!(
@@ -43,6 +46,25 @@ async fn provider_capabilities_declaration() {
             "{local}"
         );
     }
+    // What needs models is declared where there are models, and offered by the kind in any case.
+    let server = plain().await;
+    let services = server.get("/api/services").await.ok();
+    assert_eq!(
+        services["services"][0]["capabilities"],
+        json!(["collections", "search", "metadata_filtering", "keyword_search"])
+    );
+    let providers = server.get("/api/providers").await.ok();
+    let local = providers["providers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|kind| kind["id"] == "local");
+    assert!(
+        local.unwrap()["capabilities"]
+            .as_array()
+            .unwrap()
+            .contains(&json!("rerank"))
+    );
 }
 
 #[tokio::test]

@@ -24,7 +24,8 @@ use crate::store::{DocumentPage, MetadataUpdate, Page, Selection, StoreError};
 /// * Every call ends within the deadline configured for the service. Dropping the future cancels it.
 #[async_trait]
 pub trait RagProvider: Send + Sync {
-    /// What can be asked of this backend, so that a user interface shows nothing else.
+    /// What can be asked of this kind of backend. What one service of it can do is told by its health
+    /// ([`Health::capabilities`]).
     fn capabilities(&self) -> &'static [Capability];
 
     /// Never fails: a backend that is down is an [`HealthStatus::Unhealthy`] answer.
@@ -116,6 +117,8 @@ pub enum Capability {
     Embeddings,
     MetadataFiltering,
     Rerank,
+    /// Ranking by words, alone or together with meaning.
+    KeywordSearch,
 }
 
 /// A search as the gateway passes it on.
@@ -172,6 +175,23 @@ pub struct Health {
     /// Facts of the service: `version`, `collections_count`, `storage_bytes`, `embedding_models`,
     /// `cross_encoder`, `error`; each where it is known.
     pub details: Metadata,
+}
+
+impl Health {
+    /// What of these the service can do, as far as it tells: without a model it neither embeds nor
+    /// reranks. Of one that does not answer nothing is known, and everything stays.
+    pub fn capabilities(&self, of_its_kind: &[Capability]) -> Vec<Capability> {
+        let has = |fact: &str| self.status == HealthStatus::Unhealthy || self.details.contains_key(fact);
+        of_its_kind
+            .iter()
+            .copied()
+            .filter(|capability| match capability {
+                Capability::Embeddings => has("embedding_models"),
+                Capability::Rerank => has("cross_encoder"),
+                _ => true,
+            })
+            .collect()
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -257,6 +277,16 @@ impl ErrorAnswer {
             .map_or_else(String::new, |message| format!(": {message}"))
     }
 
+    /// A 503 that gives its reason and no time to come again is no outage: the service has looked at
+    /// the request and cannot do it as things stand, because a model is not loaded, for example.
+    pub fn is_considered(&self) -> bool {
+        let gives_its_reason = || {
+            serde_json::from_slice::<Value>(&self.body)
+                .is_ok_and(|body| body.get("detail").is_some_and(Value::is_string))
+        };
+        self.status == 503 && self.retry_after.is_none() && gives_its_reason()
+    }
+
     /// What the service says went wrong, where it says so in a shape we know.
     pub fn message(&self) -> Option<String> {
         let body: Value = serde_json::from_slice(&self.body).ok()?;
@@ -277,6 +307,11 @@ impl CallError {
             | Self::BadAnswer { service, .. } => service,
             Self::Answered(answer) => &answer.service,
         }
+    }
+
+    /// The service answers, and what it cannot do says nothing of what else it can.
+    pub fn is_considered(&self) -> bool {
+        matches!(self, Self::Answered(answer) if answer.is_considered())
     }
 
     /// The status the service answered with, if it answered.
@@ -316,10 +351,47 @@ mod tests {
     }
 
     #[test]
+    fn a_503_with_a_reason_and_no_time_is_considered() {
+        let considered = |status, body: &str, retry_after| {
+            ErrorAnswer {
+                service: "s".into(),
+                status,
+                content_type: None,
+                body: body.into(),
+                retry_after,
+            }
+            .is_considered()
+        };
+        let reason = r#"{"detail":"Embedding model 'ghost' not loaded"}"#;
+        assert!(considered(503, reason, None));
+        assert!(!considered(503, reason, Some(Duration::from_secs(1))));
+        assert!(!considered(503, "<html>", None) && !considered(503, "{}", None));
+        assert!(!considered(500, reason, None));
+    }
+
+    #[test]
+    fn a_service_can_do_what_it_has_models_for() {
+        let all = [Capability::Search, Capability::Embeddings, Capability::Rerank];
+        let mut health = Health {
+            status: HealthStatus::Healthy,
+            message: String::new(),
+            timestamp: String::new(),
+            latency_ms: 0.0,
+            details: Metadata::from_iter([("cross_encoder".to_owned(), Value::Null)]),
+        };
+        assert_eq!(
+            health.capabilities(&all),
+            [Capability::Search, Capability::Rerank]
+        );
+        health.status = HealthStatus::Unhealthy;
+        assert_eq!(health.capabilities(&all), all);
+    }
+
+    #[test]
     fn capabilities_and_states_have_their_wire_names() {
         assert_eq!(
-            serde_json::to_value([Capability::MetadataFiltering, Capability::Rerank]).unwrap(),
-            serde_json::json!(["metadata_filtering", "rerank"])
+            serde_json::to_value([Capability::MetadataFiltering, Capability::KeywordSearch]).unwrap(),
+            serde_json::json!(["metadata_filtering", "keyword_search"])
         );
         assert_eq!(serde_json::to_value(HealthStatus::Degraded).unwrap(), "degraded");
     }

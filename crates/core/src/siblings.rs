@@ -8,10 +8,13 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::document::{Document, Metadata};
+use crate::error::InvalidInput;
 use crate::filter::{Filter, Scalar};
 
 /// A hit has at most this many siblings, itself included.
 pub const MAX_SIBLINGS: usize = 100;
+/// The siblings of all hits of an answer are at most this large, with their metadata.
+pub const SIBLING_BYTES: usize = 4 << 20;
 /// On either side of a hit, so many documents of its section are looked at, in the order of
 /// insertion. Only in larger sections can that differ from document order.
 pub const SECTION_REACH: usize = 500;
@@ -25,6 +28,24 @@ pub struct Expand {
 }
 
 impl Expand {
+    /// Reads the `expand` of a query: the name of a field, or an object with it and a budget.
+    pub fn from_json(value: &Value) -> Result<Self, InvalidInput> {
+        let wrong = || {
+            InvalidInput::new(
+                "'expand' is the name of a metadata field, or an object with 'field' and, optionally, 'max_chars'",
+            )
+        };
+        let budget = match value.get("max_chars") {
+            None | Some(Value::Null) => None,
+            Some(budget) => Some(budget.as_u64().ok_or_else(wrong)?),
+        };
+        let field = value.as_str().or_else(|| value.get("field")?.as_str());
+        Ok(Self {
+            field: field.ok_or_else(wrong)?.to_owned(),
+            max_chars: budget.map(|chars| usize::try_from(chars).unwrap_or(usize::MAX)),
+        })
+    }
+
     /// The value that the siblings of a document share; `None` where it has none of its own.
     pub fn section(&self, hit: &Document) -> Option<Scalar> {
         hit.metadata.get(&self.field).and_then(Scalar::from_json)
@@ -246,5 +267,18 @@ mod tests {
             "abcde",
             "a hit that is not among them has its place too"
         );
+    }
+
+    #[test]
+    fn expand_is_a_field_or_a_field_with_a_budget() {
+        let read = |value: Value| Expand::from_json(&value).map(|expand| (expand.field, expand.max_chars));
+        assert_eq!(read(json!("s")).unwrap(), ("s".to_owned(), None));
+        assert_eq!(
+            read(json!({"field": "s", "max_chars": 9})).unwrap(),
+            ("s".to_owned(), Some(9))
+        );
+        for wrong in [json!(3), json!({}), json!({"field": "s", "max_chars": "9"})] {
+            assert!(read(wrong).is_err());
+        }
     }
 }

@@ -23,6 +23,14 @@ pub enum ConfigError {
     },
     #[error("the HTTP client cannot be set up: {0}")]
     Client(String),
+    /// Each names its own key.
+    #[error("{}", listed(.0))]
+    Several(Vec<ConfigError>),
+}
+
+fn listed(errors: &[ConfigError]) -> String {
+    let messages: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    messages.join("; ")
 }
 
 impl ConfigError {
@@ -46,7 +54,104 @@ impl ConfigError {
                 field: longer(field),
                 variable,
             },
+            Self::Unknown { kind, given, known } => Self::Field {
+                field: longer(kind.to_owned()),
+                message: format!("unknown {kind} '{given}'; known are: {known}"),
+            },
+            Self::Several(errors) => {
+                Self::Several(errors.into_iter().map(|error| error.under(prefix)).collect())
+            }
             other => other,
+        }
+    }
+
+    /// The same for a connection that somebody brings to be tried: variables are not looked up for it.
+    #[must_use]
+    pub fn of_a_tried_connection(self) -> Self {
+        match self {
+            Self::MissingVariable { field, variable } => Self::Field {
+                field,
+                message: format!(
+                    "'${{{variable}}}' is not looked up while a connection is tried: give the value itself"
+                ),
+            },
+            Self::Several(errors) => {
+                Self::Several(errors.into_iter().map(Self::of_a_tried_connection).collect())
+            }
+            other => other,
+        }
+    }
+
+    /// What is wrong, one by one.
+    pub fn each(&self) -> Vec<&Self> {
+        match self {
+            Self::Several(errors) => errors.iter().flat_map(Self::each).collect(),
+            one => vec![one],
+        }
+    }
+
+    /// The key at fault and what is wrong with it, where it is one key.
+    pub fn by_field(&self) -> Option<(&str, String)> {
+        let (Self::Field { field, .. } | Self::MissingVariable { field, .. }) = self else {
+            return None;
+        };
+        let message = self.to_string();
+        let message = message.strip_prefix(&format!("{field}: ")).unwrap_or(&message);
+        Some((field, message.to_owned()))
+    }
+
+    /// One error out of what may be none, one or several.
+    pub(crate) fn all(mut errors: Vec<Self>) -> Option<Self> {
+        match errors.len() {
+            0 | 1 => errors.pop(),
+            _ => Some(Self::Several(errors)),
+        }
+    }
+
+    fn into_each(self) -> Vec<Self> {
+        match self {
+            Self::Several(errors) => errors,
+            one => vec![one],
+        }
+    }
+}
+
+/// Both, or what is wrong with either.
+pub(crate) fn both<A, B>(
+    a: Result<A, ConfigError>,
+    b: Result<B, ConfigError>,
+) -> Result<(A, B), ConfigError> {
+    match (a, b) {
+        (Ok(a), Ok(b)) => Ok((a, b)),
+        (Err(error), Ok(_)) | (Ok(_), Err(error)) => Err(error),
+        (Err(a), Err(b)) => Err(ConfigError::Several([a.into_each(), b.into_each()].concat())),
+    }
+}
+
+/// What was found wrong with a connection that was read as far as it could be.
+#[derive(Debug, Default)]
+pub struct Faults(pub(crate) Vec<ConfigError>);
+
+impl Faults {
+    /// The outcome of what was made of the connection, if nothing was wrong before. A field that is
+    /// known to be wrong is reported once.
+    pub fn and<T>(self, outcome: Result<T, ConfigError>) -> Result<T, ConfigError> {
+        let Self(mut faults) = self;
+        let made = outcome
+            .map_err(|error| {
+                for error in error.into_each() {
+                    let field = error.by_field().map(|(field, _)| field.to_owned());
+                    let known =
+                        |fault: &ConfigError| fault.by_field().map(|(field, _)| field.to_owned()) == field;
+                    if !faults.iter().any(known) {
+                        faults.push(error);
+                    }
+                }
+            })
+            .ok();
+        match (ConfigError::all(faults), made) {
+            (None, Some(made)) => Ok(made),
+            (fault, _) => Err(fault.unwrap_or_else(|| ConfigError::field("connection", "cannot be used"))),
         }
     }
 }

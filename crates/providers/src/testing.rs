@@ -497,13 +497,25 @@ async fn searches_are_exact_under_any_filter(provider: &dyn RagProvider) {
     let expanded = ProviderQuery {
         options: object(json!({"expand": "tenth"})),
         filter: Filter::parse(&json!({"tenth": 3})).unwrap_or_else(|e| panic!("{e}")),
-        ..dense(queried, 1)
+        ..dense(queried.clone(), 1)
     };
     let hits = ok(provider.search(&name, expanded).await, "expanding").hits;
     let siblings = hits[0].extra["siblings"].as_array().cloned().unwrap_or_default();
     let siblings: Vec<&str> = siblings.iter().filter_map(|s| s["id"].as_str()).collect();
     assert_eq!(siblings.len(), 30, "{siblings:?}");
     assert_eq!(siblings[..2], ["s3", "s13"], "in document order");
+    let siblings = async |expand: Value| {
+        let query = ProviderQuery {
+            options: object(json!({ "expand": expand })),
+            ..dense(queried.clone(), 1)
+        };
+        let mut hits = ok(provider.search(&name, query).await, "expanding").hits;
+        hits[0].extra.remove("siblings")
+    };
+    let within_budget = siblings(json!({"field": "tenth", "max_chars": 0})).await;
+    let kept = within_budget.as_ref().and_then(Value::as_array).map(Vec::len);
+    assert_eq!(kept, Some(1), "the hit alone: {within_budget:?}");
+    assert_eq!(siblings(json!("no_such_field")).await, None);
     ok(provider.delete_collection(&name).await, "deleting");
 }
 
@@ -560,11 +572,13 @@ async fn what_cannot_be_is_refused(provider: &dyn RagProvider) {
         top_k: 3,
         ..ProviderQuery::default()
     };
-    refused(
+    let message = refused(
         provider.search(&name, by_text).await,
         400,
         "searching by text without a model",
     );
+    let start = format!("Collection '{name}' has no embedding_model in metadata.");
+    assert!(message.contains(&start), "{message}");
     assert_eq!(
         ok(provider.collection(&name).await, "counting").count,
         1,

@@ -113,38 +113,74 @@ pub async fn delete(
     Ok(known && matches!(applied.first(), Some(Applied::Done { .. })))
 }
 
-/// Takes in what the user says, and answers with what to search for. The new topic is durable when
-/// this returns.
+/// What to search for, and the conversation as it will be once the message counts as said.
+pub struct Step {
+    pub plan: Plan,
+    id: ConversationId,
+    message: String,
+    expect: Expect,
+    next: Conversation,
+}
+
+/// Decides what to search for. Nothing is remembered yet: a message that could not be searched for is
+/// sent again, and would then have been said twice.
+pub async fn plan(
+    conversations: &Conversations,
+    id: &ConversationId,
+    message: &str,
+    now: Millis,
+) -> Result<Step, StoreError> {
+    let (expect, conversation) = load(conversations, id, now).await?;
+    let (plan, state) = topic::decide(conversations, conversation.as_ref(), message).await;
+    let next = Conversation {
+        topic: plan.topic.clone().unwrap_or_default(),
+        state,
+        ..carried_on(conversation, message, now, conversations.ttl)
+    };
+    Ok(Step {
+        plan,
+        id: id.clone(),
+        message: message.to_owned(),
+        expect,
+        next,
+    })
+}
+
+/// Takes in what the user said. The new topic is durable when this returns. Where another message came
+/// between, the topic is that of both.
+pub async fn keep(conversations: &Conversations, step: Step, now: Millis) -> Result<(), StoreError> {
+    let mut step = step;
+    for _ in 0..MAX_CONFLICTS {
+        let change = RecordChange::Put {
+            kind: KIND.to_owned(),
+            key: step.id.0.clone(),
+            group: String::new(),
+            value: serde_json::to_vec(&step.next).map_err(|error| StoreError::Failed(error.into()))?,
+            due: Some(step.next.expires_at),
+            expect: step.expect,
+        };
+        if let [Applied::Done { .. }] = conversations.records.apply(vec![change]).await?[..] {
+            return Ok(());
+        }
+        step = plan(conversations, &step.id, &step.message, now).await?;
+    }
+    Err(StoreError::Unavailable {
+        message: "Too many messages of this conversation at once: try again later".to_owned(),
+        retry_after: Duration::from_secs(1),
+    })
+}
+
+/// Plans for a message and takes it in, whatever is found.
 pub async fn advance(
     conversations: &Conversations,
     id: &ConversationId,
     message: &str,
     now: Millis,
 ) -> Result<Plan, StoreError> {
-    for _ in 0..MAX_CONFLICTS {
-        let (expect, conversation) = load(conversations, id, now).await?;
-        let (plan, state) = topic::decide(conversations, conversation.as_ref(), message).await;
-        let next = Conversation {
-            topic: plan.topic.clone().unwrap_or_default(),
-            state,
-            ..carried_on(conversation, message, now, conversations.ttl)
-        };
-        let change = RecordChange::Put {
-            kind: KIND.to_owned(),
-            key: id.0.clone(),
-            group: String::new(),
-            value: serde_json::to_vec(&next).map_err(|error| StoreError::Failed(error.into()))?,
-            due: Some(next.expires_at),
-            expect,
-        };
-        if let [Applied::Done { .. }] = conversations.records.apply(vec![change]).await?[..] {
-            return Ok(plan);
-        }
-    }
-    Err(StoreError::Unavailable {
-        message: "Too many messages of this conversation at once: try again later".to_owned(),
-        retry_after: Duration::from_secs(1),
-    })
+    let step = plan(conversations, id, message, now).await?;
+    let decided = step.plan.clone();
+    keep(conversations, step, now).await?;
+    Ok(decided)
 }
 
 /// Deletes what has expired, and returns how many there were.

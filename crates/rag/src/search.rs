@@ -11,7 +11,7 @@ use ragstone_core::filter::Filter;
 use ragstone_core::fusion::{FusionWeights, RankTrail, StageRank};
 use ragstone_core::model::{Embedder, Embedding, ModelInfo, Scored};
 pub use ragstone_core::siblings::Expand;
-use ragstone_core::siblings::Gathering;
+use ragstone_core::siblings::{Gathering, SIBLING_BYTES};
 use ragstone_core::store::{SearchRequest, SiblingsRequest, StageTime, StoreError};
 use tokio::sync::{Mutex, OnceCell};
 
@@ -25,8 +25,6 @@ const RERANK_FACTOR: usize = 4;
 const RERANK_AT_LEAST: usize = 40;
 const RERANK_AT_MOST: usize = 200;
 const RERANK_SPARE: usize = 40;
-/// The siblings of all hits of an answer are at most this large, with their metadata.
-pub(crate) const SIBLING_BYTES: usize = 4 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {

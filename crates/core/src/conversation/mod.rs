@@ -15,6 +15,10 @@
 //! can stand alone. The numbers are in [`Weights`]; they were fitted on one half of a set of dialogues and
 //! checked on the other, where dialogues were also spliced to change subject in the middle.
 //!
+//! Messages that mean nothing alone continue the topic whatever else speaks against it: less than a
+//! question ("At what temperature?"), one that goes on ("And for beans?"), one that says "they" and little
+//! else. Courtesies ("Thanks!") leave it as it is.
+//!
 //! A topic is the messages that made it. Where one seems to open a new subject, the conversation is
 //! cut there, but the part before the cut stays in play, by how unlikely the cut was right, until the
 //! next cut, and beyond it where the cut was doubtful: a wrong cut is not fatal either. All state is
@@ -23,8 +27,11 @@
 
 mod words;
 
+use std::collections::HashSet;
+
 use serde::{Deserialize, Serialize};
 
+pub use words::is_courtesy;
 use words::{Cues, cues, keywords};
 
 /// A longer topic would only blur the search, and embedding models do not read much more.
@@ -47,6 +54,10 @@ pub struct Weights {
     pub impersonal_pronoun: f64,
     pub pointing_word: f64,
     pub adding_word: f64,
+    /// Where it begins with "and", "what about" and the like.
+    pub going_on: f64,
+    /// Where it is less than a question, such as "At what temperature?"
+    pub elliptic: f64,
     /// For a cosine of 1 between message and topic.
     pub similarity: f64,
     /// For each word the message shares with the topic.
@@ -71,6 +82,8 @@ impl Default for Weights {
             impersonal_pronoun: 4.6,
             pointing_word: 1.75,
             adding_word: 3.85,
+            going_on: 3.0,
+            elliptic: 3.0,
             similarity: 8.0,
             shared_word: 2.1,
             own_word: -0.3,
@@ -134,6 +147,15 @@ impl QueryPlan {
     pub fn query_text(&self) -> &str {
         self.variants.first().map_or("", |variant| variant.text.as_str())
     }
+
+    /// Which variant is the topic as it now stands; after a cut, that is the message alone.
+    pub fn reported(&self) -> usize {
+        let is_topic = |variant: &QueryVariant| variant.text == self.topic;
+        let place = self.variants.iter().position(is_topic);
+        place
+            .or_else(|| self.variants.iter().position(|variant| variant.alone))
+            .unwrap_or_default()
+    }
 }
 
 impl ConversationState {
@@ -170,6 +192,9 @@ pub fn plan(
     similarity: Option<f32>,
     weights: &Weights,
 ) -> QueryPlan {
+    if is_courtesy(message) {
+        return after_a_courtesy(state, message);
+    }
     let cues = cues(message);
     let line = as_line(message);
     if state.since.is_empty() {
@@ -191,7 +216,7 @@ pub fn plan(
     let whole = state.whole();
     let log_odds = continuity_log_odds(&whole, &cues, similarity, weights);
     let continuity = logistic(log_odds);
-    let cut = log_odds + weights.reluctance_to_cut < 0.0 && !cues.content.is_empty();
+    let cut = log_odds + weights.reluctance_to_cut < 0.0 && !refers_back(&whole, &cues);
     let next = if cut {
         ConversationState {
             before: if state.cut_likelihood < LIKELY_CUT {
@@ -219,6 +244,47 @@ pub fn plan(
         topic: if cut { line } else { joined(&state.since, &line) },
         next,
     }
+}
+
+/// Something polite asks nothing and changes no topic: what the conversation is about is searched for
+/// once more. As a first message it is searched for as it is, and the conversation has not begun.
+fn after_a_courtesy(state: &ConversationState, message: &str) -> QueryPlan {
+    let topic = state.topic();
+    let (standing, continuity, variants) = if state.since.is_empty() {
+        let variant = QueryVariant {
+            keywords: message.to_owned(),
+            ..alone(message, 1.0)
+        };
+        (Standing::First, 0.0, vec![variant])
+    } else {
+        (Standing::Continues, 1.0, vec![in_topic(topic.clone(), 1.0)])
+    };
+    QueryPlan {
+        standing,
+        continuity,
+        variants,
+        topic,
+        next: state.clone(),
+    }
+}
+
+/// Whether a message means nothing without what was said, so that it cannot open a subject however
+/// little it has in common with it.
+fn refers_back(topic: &[String], message: &Cues) -> bool {
+    /// With more words of its own than these, "and" is only a manner of speaking.
+    const FEW: usize = 3;
+    let goes_on = message.going_on && message.own_subjects() <= FEW;
+    message.is_elliptic()
+        || goes_on
+        || (message.leaves_open_what_is_meant() && !names_something_new(topic, message))
+}
+
+fn names_something_new(topic: &[String], message: &Cues) -> bool {
+    !message.names.is_subset(&content_of(topic))
+}
+
+fn content_of(topic: &[String]) -> HashSet<String> {
+    topic.iter().flat_map(|earlier| cues(earlier).content).collect()
 }
 
 fn variants(state: &ConversationState, message: &str, line: &str, continuity: f64) -> Vec<QueryVariant> {
@@ -256,17 +322,17 @@ fn continuity_log_odds(topic: &[String], message: &Cues, similarity: Option<f32>
     let similarity = similarity
         .filter(|cosine| cosine.is_finite())
         .map_or(UNKNOWN_SIMILARITY, |cosine| f64::from(cosine).clamp(-1.0, 1.0));
-    let known: std::collections::HashSet<String> =
-        topic.iter().flat_map(|earlier| cues(earlier).content).collect();
-    let shared = message.content.intersection(&known).count();
+    let shared = message.content.intersection(&content_of(topic)).count();
     // "Does it run on Linux?" names something, to say more of what was said.
-    let names_something_new = !message.impersonal && !message.names.is_subset(&known);
+    let names_something_new = !message.impersonal && names_something_new(topic, message);
     let when = |seen: bool, weight: f64| if seen { weight } else { 0.0 };
     weights.base
         + when(message.personal, weights.personal_pronoun)
         + when(message.impersonal, weights.impersonal_pronoun)
         + when(message.pointing, weights.pointing_word)
         + when(message.adding, weights.adding_word)
+        + when(message.going_on, weights.going_on)
+        + when(message.is_elliptic(), weights.elliptic)
         + weights.similarity * similarity
         + weights.shared_word * shared.min(MAX_SHARED) as f64
         + when(names_something_new, weights.new_name)

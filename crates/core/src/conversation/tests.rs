@@ -130,6 +130,71 @@ fn messages_without_content_leave_the_topic_alone() {
     }
 }
 
+/// However little the model sees in common: what cannot stand alone belongs to what was said.
+#[test]
+fn what_means_nothing_alone_continues_the_topic() {
+    for (first, then) in [
+        (
+            "How do I bake sourdough?",
+            &["At what temperature?", "And for how long?", "What about rye?"][..],
+        ),
+        (
+            "Can my landlord raise the rent?",
+            &["With how much notice?", "How often?", "But not every year?"],
+        ),
+        (
+            "Which plants grow in the desert?",
+            &["Do they need food?", "Is that safe?"],
+        ),
+        (
+            "What does a train to Vienna cost?",
+            &["From which station?", "What about Prague?"],
+        ),
+    ] {
+        let mut state = after(&[(first, 0.0)]);
+        for message in then {
+            let plan = next_plan(&state, message, Some(0.0));
+            assert!(
+                plan.topic.starts_with(first) && plan.topic.ends_with(message),
+                "{message}: {}",
+                plan.topic
+            );
+            assert_eq!(plan.variants[plan.reported()].text, plan.topic);
+            state = plan.next;
+        }
+    }
+}
+
+#[test]
+fn courtesies_leave_the_topic_alone_and_search_for_it() {
+    let state = after(&[("How do I bake sourdough?", 0.0), ("At what temperature?", 0.1)]);
+    for courtesy in ["thanks", "Ok, thank you!", "Great."] {
+        let plan = next_plan(&state, courtesy, Some(0.0));
+        assert_eq!(plan.next, state);
+        assert_eq!(plan.topic, "How do I bake sourdough? At what temperature?");
+        assert_eq!(plan.query_text(), plan.topic);
+    }
+    let greeted = next_plan(&ConversationState::default(), "Hello!", None);
+    assert_eq!((greeted.query_text(), greeted.topic.as_str()), ("Hello!", ""));
+    assert_eq!(greeted.next, ConversationState::default());
+}
+
+/// What can stand alone may still open a subject, also with such words in it.
+#[test]
+fn whole_questions_still_change_the_subject() {
+    let state = after(&[("How do I bake sourdough?", 0.0)]);
+    for message in [
+        "How do I renew my passport?",
+        "At what temperature does lead melt in a vacuum?",
+        "Who was the first person to cross the Antarctic on skis with their dogs?",
+        "And which documents do dual citizens need at the border?",
+    ] {
+        let plan = next_plan(&state, message, Some(-0.3));
+        assert_eq!(plan.topic, message);
+        assert!(plan.variants[plan.reported()].alone);
+    }
+}
+
 #[test]
 fn nothing_is_said_twice() {
     let state = after(&[

@@ -47,6 +47,123 @@ const ADDING: &[&str] = &[
     "too",
 ];
 
+/// Words for how much and how long: a question that has no others asks more of what was said.
+const MEASURES: &[&str] = &[
+    "age",
+    "amount",
+    "big",
+    "cost",
+    "costs",
+    "date",
+    "day",
+    "days",
+    "deep",
+    "degrees",
+    "distance",
+    "expensive",
+    "far",
+    "fast",
+    "frequently",
+    "hard",
+    "heavy",
+    "high",
+    "hour",
+    "hours",
+    "kind",
+    "large",
+    "length",
+    "level",
+    "little",
+    "long",
+    "minutes",
+    "month",
+    "months",
+    "number",
+    "often",
+    "old",
+    "order",
+    "percent",
+    "place",
+    "point",
+    "price",
+    "quickly",
+    "size",
+    "small",
+    "soon",
+    "sort",
+    "speed",
+    "tall",
+    "temperature",
+    "time",
+    "times",
+    "type",
+    "week",
+    "weeks",
+    "weight",
+    "wide",
+    "year",
+    "years",
+];
+
+/// What is said to be polite, or to say that one has heard.
+const COURTESIES: &[&str] = &[
+    "all right",
+    "alright",
+    "awesome",
+    "bye",
+    "cheers",
+    "cool",
+    "excellent",
+    "fine",
+    "good",
+    "good evening",
+    "good morning",
+    "goodbye",
+    "got it",
+    "great",
+    "hello",
+    "hey",
+    "hi",
+    "i see",
+    "i understand",
+    "interesting",
+    "many thanks",
+    "nice",
+    "no",
+    "no problem",
+    "ok",
+    "okay",
+    "perfect",
+    "please",
+    "right",
+    "sure",
+    "thank you",
+    "thank you so much",
+    "thank you very much",
+    "thanks",
+    "thanks a lot",
+    "that helps",
+    "that makes sense",
+    "thx",
+    "understood",
+    "very good",
+    "wonderful",
+    "wow",
+    "yeah",
+    "yes",
+];
+
+/// A question that begins with one of these goes on with what was asked before.
+const GOING_ON: &[&str] = &["and", "but", "how about", "or", "what about"];
+
+/// "At what …", "with how much …": a question that has its preposition in front. Alone it needs the
+/// sentence that it is a part of.
+const PREPOSITIONS: &[&str] = &[
+    "after", "at", "before", "by", "during", "for", "from", "in", "of", "on", "to", "under", "until", "with",
+    "without",
+];
+const QUESTION_WORDS: &[&str] = &["how", "what", "when", "where", "which", "whom", "whose"];
+
 /// Words that nothing can be found by: they build sentences, or address the one who answers.
 const FUNCTION: &[&str] = &[
     "a",
@@ -235,20 +352,84 @@ pub(super) struct Cues {
     pub(super) impersonal: bool,
     pub(super) pointing: bool,
     pub(super) adding: bool,
+    /// It begins like something that goes on.
+    pub(super) going_on: bool,
+    /// It begins with a preposition and a question word.
+    pub(super) part_of_a_sentence: bool,
     /// The words it could be found by, in lower case.
     pub(super) content: HashSet<String>,
     /// Those of them that look like names, in lower case.
     pub(super) names: HashSet<String>,
 }
 
+impl Cues {
+    /// How many words it has that say what it is about, besides those for how much.
+    pub(super) fn own_subjects(&self) -> usize {
+        let measure = |word: &&String| MEASURES.binary_search(&word.as_str()).is_ok();
+        self.content.iter().filter(|word| !measure(word)).count()
+    }
+
+    /// It is less than a question: "At what temperature?", "How long?"
+    pub(super) fn is_elliptic(&self) -> bool {
+        let subjects = self.own_subjects();
+        subjects == 0 || (subjects == 1 && self.part_of_a_sentence)
+    }
+
+    /// It says "they" or "that", and little that could tell what is meant.
+    pub(super) fn leaves_open_what_is_meant(&self) -> bool {
+        (self.personal || self.impersonal || self.pointing) && self.own_subjects() <= 2
+    }
+}
+
+/// Whether a message is nothing but courtesies: "Ok, thanks!"
+pub fn is_courtesy(message: &str) -> bool {
+    if message.contains('?') {
+        return false;
+    }
+    let said: Vec<String> = words(message).collect();
+    let mut rest = &said[..];
+    while !rest.is_empty() {
+        // The longest that fits, so that "thank you" leaves no "very much" behind.
+        let courtesy = (1..=rest.len().min(4)).rev().find(|length| {
+            COURTESIES
+                .binary_search(&rest[..*length].join(" ").as_str())
+                .is_ok()
+        });
+        match courtesy {
+            Some(length) => rest = &rest[length..],
+            None => return false,
+        }
+    }
+    !said.is_empty()
+}
+
+fn begins_like_going_on(words: &[String]) -> bool {
+    GOING_ON.iter().any(|start| {
+        let start: Vec<&str> = start.split(' ').collect();
+        words.len() > start.len() && words.iter().zip(&start).all(|(word, start)| word == start)
+    })
+}
+
+fn begins_as_part_of_a_sentence(words: &[String]) -> bool {
+    let [first, second, ..] = words else {
+        return false;
+    };
+    PREPOSITIONS.contains(&first.as_str()) && QUESTION_WORDS.contains(&second.as_str())
+}
+
 pub(super) fn cues(message: &str) -> Cues {
-    let words: HashSet<String> = words(message).collect();
+    let in_order: Vec<String> = words(message).collect();
+    let going_on = begins_like_going_on(&in_order);
+    let part_of_a_sentence = begins_as_part_of_a_sentence(if going_on { &in_order[1..] } else { &in_order });
+    let words: HashSet<String> = in_order.into_iter().collect();
     let any_of = |list: &[&str]| list.iter().any(|word| words.contains(*word));
     Cues {
         personal: any_of(PERSONAL),
         impersonal: any_of(IMPERSONAL),
         pointing: any_of(POINTING),
         adding: any_of(ADDING),
+        going_on,
+        part_of_a_sentence,
         names: names(message),
         content: words.into_iter().filter(|word| !is_function_word(word)).collect(),
     }
@@ -310,7 +491,9 @@ mod tests {
 
     #[test]
     fn lists_are_sorted_for_binary_search() {
-        for list in [PERSONAL, IMPERSONAL, POINTING, ADDING, FUNCTION] {
+        for list in [
+            PERSONAL, IMPERSONAL, POINTING, ADDING, MEASURES, COURTESIES, FUNCTION,
+        ] {
             assert!(list.windows(2).all(|pair| pair[0] < pair[1]), "{list:?}");
         }
     }
@@ -325,6 +508,51 @@ mod tests {
         );
         let none = super::cues("Thermal itinerary, history");
         assert!(!none.personal && !none.pointing && !none.adding);
+    }
+
+    #[test]
+    fn courtesies_are_known_alone() {
+        for courtesy in [
+            "thanks",
+            "Ok, thank you very much!",
+            "Great 👍",
+            "I see.",
+            "hello",
+        ] {
+            assert!(is_courtesy(courtesy), "{courtesy}");
+        }
+        for more in [
+            "",
+            "?!",
+            "ok?",
+            "Thank you for the music",
+            "good bread",
+            "thanks, and the price?",
+        ] {
+            assert!(!is_courtesy(more), "{more}");
+        }
+    }
+
+    #[test]
+    fn less_than_a_question_is_elliptic() {
+        for elliptic in [
+            "At what temperature?",
+            "And for how long?",
+            "With how much notice?",
+            "How often?",
+            "But when?",
+            "From which station?",
+        ] {
+            assert!(cues(elliptic).is_elliptic(), "{elliptic}");
+        }
+        for whole in [
+            "Do tulips need food?",
+            "At what temperature does lead melt?",
+            "How old is Rome?",
+            "passport",
+        ] {
+            assert!(!cues(whole).is_elliptic(), "{whole}");
+        }
     }
 
     #[test]

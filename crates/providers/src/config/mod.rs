@@ -2,6 +2,7 @@
 //!
 //! Keys are `camelCase`, `snake_case` is accepted too, and an unknown key is an error that names it.
 
+mod auth;
 mod secret;
 mod service;
 
@@ -9,8 +10,9 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
+pub use auth::AuthConfig;
 pub use secret::{Environment, Secret, interpolate, process_environment};
-pub use service::{AuthConfig, Endpoint, RetryConfig, ServiceConfig, read_connection};
+pub use service::{Endpoint, RetryConfig, ServiceConfig, read_connection};
 
 /// The `providers` section: named credentials.
 pub type Providers = BTreeMap<String, ProviderEntry>;

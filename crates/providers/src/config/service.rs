@@ -1,15 +1,18 @@
 //! The `services` section, and what all kinds of service have in common.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ragstone_core::Metadata;
+use ragstone_core::error::in_plain_words;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::secret::{Environment, Secret};
-use crate::error::ConfigError;
+use super::auth::AuthConfig;
+use super::secret::Environment;
+use crate::error::{ConfigError, Faults, both};
 use crate::http::{AddressRule, Auth, ClientSettings, Policy, ServiceClient};
 
 /// One entry of `services`: the kind of backend, and its connection as that kind's schema has it.
@@ -37,29 +40,6 @@ impl std::fmt::Debug for ServiceConfig {
             .field("connection", &self.connection.keys().collect::<Vec<_>>())
             .finish()
     }
-}
-
-/// How to sign in to the service.
-#[derive(Debug, Clone, Deserialize, JsonSchema)]
-#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
-pub enum AuthConfig {
-    /// No credentials.
-    None,
-    /// `Authorization: Bearer TOKEN`
-    Bearer { token: Secret },
-    /// User name and password.
-    Basic { username: String, password: Secret },
-    /// A key in a header of its own.
-    #[serde(alias = "apiKey", alias = "header")]
-    ApiKey {
-        #[serde(default = "default_key_header")]
-        header: String,
-        key: Secret,
-    },
-}
-
-fn default_key_header() -> String {
-    "X-API-Key".to_owned()
 }
 
 /// When a call is sent again.
@@ -98,20 +78,10 @@ pub struct Endpoint<'a> {
 
 impl Endpoint<'_> {
     pub fn client(&self, env: Environment) -> Result<ServiceClient, ConfigError> {
-        let mut settings = ClientSettings::new(self.service, self.url, "url")?;
-        if !(1..=3_600_000).contains(&self.timeout_ms) {
-            return Err(ConfigError::field("timeoutMs", "must be between 1 and 3600000"));
-        }
-        if !(1..=10).contains(&self.retry.max_attempts) {
-            return Err(ConfigError::field(
-                "retry.maxAttempts",
-                "must be between 1 and 10",
-            ));
-        }
-        if self.retry.delay_ms > 60_000 {
-            return Err(ConfigError::field("retry.delayMs", "must be at most 60000"));
-        }
-        settings.auth = self.auth.map_or(Ok(Auth::None), |auth| auth.resolve(env))?;
+        let settings = ClientSettings::new(self.service, self.url, "url");
+        let auth = self.auth.map_or(Ok(Auth::None), |auth| auth.resolve(env));
+        let ((mut settings, ()), auth) = both(both(settings, self.check_limits()), auth)?;
+        settings.auth = auth;
         settings.addresses = self.addresses.clone();
         settings.policy = Policy {
             deadline: Duration::from_millis(self.timeout_ms),
@@ -121,48 +91,110 @@ impl Endpoint<'_> {
         };
         ServiceClient::new(settings)
     }
-}
 
-impl AuthConfig {
-    fn resolve(&self, env: Environment) -> Result<Auth, ConfigError> {
-        let required = |secret: &Secret, field: &str| {
-            secret
-                .resolve(field, env)?
-                .ok_or_else(|| ConfigError::field(field, "must not be empty"))
-        };
-        Ok(match self {
-            Self::None => Auth::None,
-            Self::Bearer { token } => Auth::Bearer(required(token, "auth.token")?),
-            Self::Basic { username, password } => Auth::Basic {
-                username: username.clone(),
-                password: required(password, "auth.password")?,
-            },
-            Self::ApiKey { header, key } => Auth::Header {
-                name: header.clone(),
-                key: required(key, "auth.key")?,
-            },
-        })
+    fn check_limits(&self) -> Result<(), ConfigError> {
+        let limits = [
+            (
+                (1..=3_600_000).contains(&self.timeout_ms),
+                "timeoutMs",
+                "must be between 1 and 3600000",
+            ),
+            (
+                (1..=10).contains(&self.retry.max_attempts),
+                "retry.maxAttempts",
+                "must be between 1 and 10",
+            ),
+            (
+                self.retry.delay_ms <= 60_000,
+                "retry.delayMs",
+                "must be at most 60000",
+            ),
+        ];
+        let broken = limits.into_iter().filter(|(kept, ..)| !kept);
+        let errors = broken.map(|(_, field, message)| ConfigError::field(field, message));
+        ConfigError::all(errors.collect()).map_or(Ok(()), Err)
     }
 }
 
-/// Reads a connection into its kind's own structure. An error names the field.
-pub fn read_connection<T: DeserializeOwned>(connection: &Metadata) -> Result<T, ConfigError> {
-    serde_path_to_error::deserialize(&Value::Object(connection.clone())).map_err(|error| {
-        let message = error.inner().to_string();
-        let path = error.path().to_string();
-        let parent = Some(path).filter(|path| path != ".");
-        // serde reports a missing or unknown field at the object that should or should not have it.
-        let named = ["missing field `", "unknown field `"]
-            .iter()
-            .find_map(|start| message.strip_prefix(start)?.split('`').next());
-        let field = match (parent, named) {
-            (Some(parent), Some(name)) if !parent.ends_with(name) => format!("{parent}.{name}"),
-            (Some(parent), _) => parent,
-            (None, Some(name)) => name.to_owned(),
-            (None, None) => "connection".to_owned(),
+/// So many fields of a connection are reported at most.
+const MAX_FAULTS: usize = 16;
+
+/// Reads a connection into its kind's own structure, and says what was wrong with it. Whatever is wrong
+/// is replaced by a stand-in, so that what else is wrong is found as well; where that leads nowhere, there
+/// is only the error.
+pub fn read_connection<T: DeserializeOwned>(connection: &Metadata) -> Result<(T, Faults), ConfigError> {
+    let mut mended = Value::Object(connection.clone());
+    let mut faults: Vec<(String, String)> = Vec::new();
+    // How often a field was reported, and so what was tried with it already.
+    let mut tried: BTreeMap<String, usize> = BTreeMap::new();
+    let as_errors = |faults: Vec<(String, String)>| -> Vec<ConfigError> {
+        faults
+            .into_iter()
+            .map(|(field, message)| ConfigError::field(field, message))
+            .collect()
+    };
+    loop {
+        let error = match serde_path_to_error::deserialize(&mended) {
+            Ok(read) => return Ok((read, Faults(as_errors(faults)))),
+            Err(error) => error,
         };
-        ConfigError::field(field, message)
-    })
+        let field = field_at_fault(&error);
+        let attempt = tried.entry(field.clone()).or_default();
+        if *attempt == 0 {
+            faults.push((field.clone(), in_plain_words(&error.inner().to_string())));
+        }
+        *attempt += 1;
+        if faults.len() >= MAX_FAULTS || !put_right(&mut mended, &field, *attempt) {
+            let errors = as_errors(faults);
+            return Err(ConfigError::all(errors)
+                .unwrap_or_else(|| ConfigError::field("connection", "cannot be read")));
+        }
+    }
+}
+
+/// Leaves a faulty field out, or, where it is then missing, puts a text in its place, or leaves out what
+/// it is a part of. Returns whether there was something left to try.
+fn put_right(connection: &mut Value, field: &str, attempt: usize) -> bool {
+    let (parent, name) = field.rsplit_once('.').unwrap_or(("", field));
+    let pointer = |path: &str| {
+        let steps = path.split('.').filter(|step| !step.is_empty());
+        steps.map(|step| format!("/{step}")).collect::<String>()
+    };
+    let Some(object) = connection
+        .pointer_mut(&pointer(parent))
+        .and_then(Value::as_object_mut)
+    else {
+        return false;
+    };
+    match attempt {
+        1 if object.contains_key(name) => {
+            object.remove(name);
+        }
+        1 | 2 => {
+            object.insert(name.to_owned(), "-".into());
+        }
+        3 if !parent.is_empty() => {
+            return put_right(connection, parent, 1);
+        }
+        _ => return false,
+    }
+    true
+}
+
+fn field_at_fault(error: &serde_path_to_error::Error<serde_json::Error>) -> String {
+    let message = error.inner().to_string();
+    let path = error.path().to_string();
+    let parent = Some(path).filter(|path| path != ".");
+    // serde reports a missing or unknown field at the object that should or should not have it.
+    let named = ["missing field `", "unknown field `"]
+        .iter()
+        .find_map(|start| message.strip_prefix(start)?.split('`').next());
+    match (parent, named) {
+        (Some(parent), Some(name)) if !parent.ends_with(name) => format!("{parent}.{name}"),
+        (Some(parent), _) => parent,
+        (None, Some(name)) => name.to_owned(),
+        (None, None) => "connection".to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -186,7 +218,8 @@ mod tests {
         let Value::Object(connection) = connection else {
             unreachable!("tests give objects")
         };
-        read_connection::<Example>(&connection).unwrap_err().to_string()
+        let (_, faults) = read_connection::<Example>(&connection).unwrap();
+        faults.and(Ok(())).unwrap_err().to_string()
     }
 
     #[test]
@@ -214,6 +247,41 @@ mod tests {
         ] {
             let message = refusal(connection);
             assert!(message.starts_with(start), "{message}");
+        }
+    }
+
+    #[test]
+    fn all_that_is_wrong_is_said_in_plain_words() {
+        let message = refusal(json!({
+            "url": 7, "urk": 1, "retry": {"maxAttempts": "x", "delayMs": -1}, "auth": {"type": "bearer", "token": 123},
+        }));
+        for part in [
+            "url: invalid type",
+            "urk: unknown field",
+            "retry.maxAttempts: invalid type",
+            "retry.delayMs: invalid value",
+            "auth.token: must be a string",
+        ] {
+            assert!(message.contains(part), "{part}: {message}");
+        }
+        for (connection, part) in [
+            (json!({"url": "u", "auth": 3}), "auth: invalid type"),
+            (json!({"url": "u", "auth": {}}), "auth.type: missing field"),
+            (
+                json!({"url": "u", "retry": 3}),
+                "retry: invalid type: integer `3`, expected an object",
+            ),
+            (
+                json!({"url": "u", "auth": {"type": "none", "token": "t"}}),
+                "auth.token: unknown field",
+            ),
+        ] {
+            let message = refusal(connection);
+            assert!(message.contains(part), "{message}");
+            assert!(
+                !message.contains("Config") && !message.contains("struct"),
+                "{message}"
+            );
         }
     }
 

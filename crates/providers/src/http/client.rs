@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::stream::{BoxStream, StreamExt};
 use jiff::Timestamp;
+use ragstone_core::error::in_plain_words;
 use ragstone_core::provider::{CallError, ErrorAnswer};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER};
 use reqwest::{Method, Response, StatusCode, Url, redirect};
@@ -218,8 +219,10 @@ impl ServiceClient {
     }
 
     fn read_json<T: DeserializeOwned>(&self, body: &[u8]) -> Result<T, CallError> {
-        serde_json::from_slice(body)
-            .map_err(|e| self.bad_answer(format!("it is not the JSON that was expected ({e})")))
+        serde_json::from_slice(body).map_err(|e| {
+            let reason = in_plain_words(&e.to_string());
+            self.bad_answer(format!("it is not the JSON that was expected ({reason})"))
+        })
     }
 
     /// Sends a call and hands out the answer as it arrives.
@@ -278,7 +281,9 @@ impl Inner {
             .unwrap_or_else(|_| Err(self.deadline_exceeded(patience)));
         match &outcome {
             Err(CallError::Unreachable { .. } | CallError::DeadlineExceeded { .. }) => permit.failed(),
-            Err(error) if error.status().is_some_and(|status| status >= 500) => permit.failed(),
+            Err(error) if error.status().is_some_and(|status| status >= 500) && !error.is_considered() => {
+                permit.failed();
+            }
             _ => permit.succeeded(),
         }
         outcome
@@ -368,14 +373,13 @@ impl Inner {
     /// Where a response redirects to, if it does and may: a redirect that would change the method,
     /// or leave the origin, is refused.
     fn redirect_target(&self, call: &Call, from: &Url, response: &Response) -> Result<Option<Url>, Failure> {
-        let followed = match response.status() {
+        let keeps_the_method = match response.status() {
             StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => true,
-            StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND => call.method == Method::GET,
-            _ => false,
+            StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND | StatusCode::SEE_OTHER => {
+                call.method == Method::GET
+            }
+            _ => return Ok(None),
         };
-        if !followed {
-            return Ok(None);
-        }
         let target = response
             .headers()
             .get(LOCATION)
@@ -383,6 +387,13 @@ impl Inner {
             .ok_or_else(|| self.refused("it redirects to nowhere"))?;
         if target.origin() != from.origin() {
             return Err(self.refused("it redirects to another host, which is not followed"));
+        }
+        if !keeps_the_method {
+            let reason = format!(
+                "it redirects a {}, which is not followed: configure the address it redirects to",
+                call.method
+            );
+            return Err(self.refused(&reason));
         }
         Ok(Some(target))
     }

@@ -34,6 +34,7 @@ impl Failure {
         match (self.sent, repeat) {
             (Sent::No, _) | (Sent::Perhaps, Repeat::Freely) => true,
             (Sent::Perhaps, Repeat::IfUnprocessed) | (Sent::Final, _) => false,
+            (Sent::Answered, _) if self.error.is_considered() => false,
             (Sent::Answered, _) => matches!(
                 (self.error.status(), repeat),
                 (Some(429 | 503), _) | (Some(502 | 504), Repeat::Freely)

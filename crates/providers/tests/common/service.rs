@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Mutex;
 
 use ragstone_core::filter::Scalar;
+use ragstone_core::siblings::Expand;
 use ragstone_core::{Filter, Metadata};
 use serde_json::{Value, json};
 
@@ -120,7 +121,7 @@ fn model(collection: &Collection) -> Result<(), (u16, String)> {
         None => Err((
             400,
             format!(
-                "All documents must include pre-computed embeddings: collection '{}' has no embedding_model in metadata.",
+                "Collection '{}' has no embedding_model in metadata.",
                 collection.name
             ),
         )),
@@ -252,11 +253,14 @@ fn search(collection: &Collection, body: &Value) -> Answer {
             let mut hit = document.clone();
             hit["distance"] = distance.into();
             hit["score"] = (1.0 - distance / 2.0).into();
-            if let Some(field) = body["expand"].as_str() {
-                let shared = &document["metadata"][field];
+            if let Ok(Expand { field, max_chars }) = Expand::from_json(&body["expand"])
+                && let Some(shared) = document["metadata"].get(&field)
+            {
                 let siblings = collection.documents.iter().map(|(d, _)| d);
                 hit["siblings"] = siblings
-                    .filter(|d| d["metadata"].get(field) == Some(shared))
+                    .filter(|d| d["metadata"].get(&field) == Some(shared))
+                    // As if no budget had room for more than the hit itself.
+                    .filter(|d| max_chars.is_none() || d["id"] == document["id"])
                     .cloned()
                     .collect();
             }

@@ -219,12 +219,35 @@ async fn redirects_are_followed_on_the_same_host_only() {
         );
     }
     assert!(elsewhere.seen().is_empty(), "nothing was sent to the other host");
-    // A redirect that would turn a POST into a GET is an answer, not a way to go.
-    let error = client
-        .call(Call::post("seen-other").json(&json!({})))
-        .await
-        .unwrap_err();
-    assert_eq!(error.status(), Some(302));
+    // A redirect that would turn a POST into a GET is not followed, and is explained.
+    for call in [Call::post("seen-other").json(&json!({})), Call::delete("away")] {
+        let error = client.call(call).await.unwrap_err();
+        assert!(
+            matches!(&error, CallError::BadAnswer { reason, .. } if reason.contains("redirects")),
+            "{error}"
+        );
+    }
+    assert!(elsewhere.seen().is_empty(), "nothing was sent to the other host");
+}
+
+/// What a service refuses with its reason says nothing of what else it can do.
+#[tokio::test]
+async fn a_503_that_gives_its_reason_is_neither_repeated_nor_an_outage() {
+    let server =
+        TestServer::start(|_, _| Reply::status(503, json!({"detail": "model 'ghost' not loaded"}))).await;
+    let client = client(
+        &server.url,
+        Policy {
+            max_attempts: 3,
+            failures_to_open: 2,
+            ..quick()
+        },
+    );
+    for asked in 1..=5 {
+        let error = client.call(Call::get("x")).await.unwrap_err();
+        assert_eq!(error.status(), Some(503));
+        assert_eq!(server.seen().len(), asked);
+    }
 }
 
 #[tokio::test]

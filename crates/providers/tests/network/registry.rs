@@ -28,7 +28,8 @@ fn rag_provider_discovery() {
         "search",
         "embeddings",
         "metadata_filtering",
-        "rerank"
+        "rerank",
+        "keyword_search"
     ]);
     assert_eq!(described[1]["capabilities"], of_wrapper);
 }
@@ -122,6 +123,7 @@ async fn provider_capabilities_declaration() {
     assert!(
         capabilities.contains(&Capability::MetadataFiltering) && !capabilities.contains(&Capability::Rerank)
     );
+    assert!(!capabilities.contains(&Capability::KeywordSearch));
 }
 
 #[tokio::test]
@@ -140,6 +142,26 @@ async fn health_check_with_details() {
             .iter()
             .all(|f| wire.get(f).is_some())
     );
+
+    // Whether it lives, a service tells everybody; the rest needs the right key.
+    for (status, said) in [(401, "does not accept the credentials"), (403, "denies access")] {
+        let server = TestServer::start(move |seen, _| match seen.path() {
+            "/health" => Reply::json(json!({"status": "healthy", "collections_count": 3})),
+            "/api/v2/version" => Reply::json(json!("1.0")),
+            _ => Reply::status(status, json!({"detail": "no"})),
+        })
+        .await;
+        for provider in ["chromadb-wrapper", "chromadb"] {
+            let health = connect(json!({"provider": provider, "url": server.url}))
+                .health()
+                .await;
+            assert_eq!(health.status, HealthStatus::Unhealthy, "{health:?}");
+            assert!(health.message.contains(said), "{health:?}");
+            if provider == "chromadb-wrapper" {
+                assert_eq!(health.details["collections_count"], 3);
+            }
+        }
+    }
 
     for (provider, url) in [
         ("chromadb", refusing_url().await),

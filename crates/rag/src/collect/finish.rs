@@ -6,14 +6,15 @@ use std::sync::Arc;
 use futures::StreamExt;
 use ragstone_core::document::{Document, Metadata};
 use ragstone_core::filter::{Filter, Scalar};
-use ragstone_core::provider::{ProviderError, RagProvider};
-use ragstone_core::siblings::{Gathering, SECTION_REACH, in_document_order};
+use ragstone_core::provider::{Capability, ProviderError, RagProvider};
+use ragstone_core::siblings::{Expand, Gathering, SECTION_REACH, SIBLING_BYTES, in_document_order};
 use ragstone_core::store::Page;
 use serde_json::{Value, json};
 
 use super::{Collected, CollectedHit, DEPTH_AT_MOST, Request, Target};
 use crate::gateway::document_json;
-use crate::search::{Expand, SIBLING_BYTES, too_many_siblings};
+use crate::models::Models;
+use crate::search::too_many_siblings;
 
 /// So many sections are fetched at once.
 const SECTIONS_AT_ONCE: usize = 8;
@@ -23,13 +24,13 @@ const SECTIONS_AT_ONCE: usize = 8;
 ///
 /// The texts of one service are its own business: they are given to the model of this process or to
 /// the service they come from, never to another one.
-pub(super) async fn rerank(request: &Request, collected: &mut Collected) {
+pub(super) async fn rerank(models: &Models, request: &Request, collected: &mut Collected) {
     collected.hits.truncate(DEPTH_AT_MOST.max(request.top_k));
     if collected.hits.is_empty() {
         return;
     }
     let mut reasons = Vec::new();
-    for backend in rerankers(request, &collected.hits) {
+    for backend in rerankers(models, request, &collected.hits) {
         match reranked(backend, request, &collected.hits).await {
             Ok(hits) => {
                 collected.hits = hits;
@@ -42,16 +43,22 @@ pub(super) async fn rerank(request: &Request, collected: &mut Collected) {
     collected.warnings.extend(reasons);
 }
 
-fn rerankers<'a>(request: &'a Request, hits: &[CollectedHit]) -> Vec<&'a dyn RagProvider> {
-    let mut backends = vec![request.reranker.as_ref()];
+/// Who may be asked, in this order. This process, where it has no cross-encoder, is asked only where
+/// nobody else can be: it is then the one to say so.
+fn rerankers<'a>(models: &Models, request: &'a Request, hits: &[CollectedHit]) -> Vec<&'a dyn RagProvider> {
+    let here = request.reranker.as_ref();
     let from_one_service = hits.windows(2).all(|pair| pair[0].service == pair[1].service);
-    if let Some(first) = hits
+    let there = hits
         .first()
         .filter(|hit| from_one_service && hit.service != crate::gateway::LOCAL)
-    {
-        backends.extend(target(request, first).map(|target| target.service.backend.as_ref()));
+        .and_then(|hit| target(request, hit))
+        .map(|target| target.service.backend.as_ref())
+        .filter(|backend| backend.capabilities().contains(&Capability::Rerank));
+    match (models.reranker().is_ok(), there) {
+        (true, Some(there)) => vec![here, there],
+        (false, Some(there)) => vec![there],
+        (_, None) => vec![here],
     }
-    backends
 }
 
 /// The hits in their new order, or why there is none.
@@ -67,7 +74,11 @@ async fn reranked(
         ])
     });
     let answer = backend
-        .rerank(request.plan.query_text(), documents.collect(), None)
+        .rerank(
+            request.plan.query_text(),
+            documents.collect(),
+            Some(request.top_k),
+        )
         .await;
     if let Some(reason) = answer.warning {
         return Err(reason);

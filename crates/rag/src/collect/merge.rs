@@ -13,6 +13,7 @@ use crate::search::Mode;
 
 /// Where a hit says how it stood in each ranking; asked for here, and no part of the answer.
 const EXPLAIN: &str = "explain";
+const KEYWORD_SCORE: &str = "keyword_score";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
@@ -54,7 +55,7 @@ pub(super) fn merge(request: &Request, found: Vec<Vec<Result<ProviderAnswer, Pro
         }
     }
     Collected {
-        grade: hits.iter().map(|hit| hit.grade).max().unwrap_or(Grade::None),
+        grade: Grade::None,
         hits,
         reranked: false,
         warnings,
@@ -123,7 +124,7 @@ impl QueryRankings {
     /// would stretch the scale that the others are compared on, so only the first `depth` of each
     /// ranking count, as if the two had been asked for one by one.
     fn add(&mut self, key: usize, place: usize, hit: &ProviderHit, depth: usize) {
-        let by_word = hit.extra.get("keyword_score").and_then(Value::as_f64);
+        let by_word = hit.extra.get(KEYWORD_SCORE).and_then(Value::as_f64);
         if let Some(distance) = hit.distance.filter(|_| is_within(hit, "dense", depth)) {
             self.by_meaning.push((key, -f64::from(distance)));
         }
@@ -155,6 +156,9 @@ impl Merged {
         self.rankings
             .resize_with(request.plan.queries.len(), QueryRankings::default);
         let mut said: Vec<String> = Vec::new();
+        if request.mode.is_beyond(&target.service) {
+            said.push("searched by meaning only, this kind of service does not rank by words".to_owned());
+        }
         let mut thresholds = None;
         let mut known: HashMap<DocumentId, usize> = HashMap::new();
         for (index, (query, answer)) in request.plan.queries.iter().zip(answers).enumerate() {
@@ -178,9 +182,15 @@ impl Merged {
                 let key = *known.entry(hit.document.id.clone()).or_insert(self.hits.len());
                 rankings.add(key, place, &hit, super::depth(request));
                 hit.extra.remove(EXPLAIN);
+                let found = if index == request.plan.reported {
+                    collected(target, hit, thresholds)
+                } else {
+                    found_otherwise(target, hit)
+                };
                 match self.hits.get_mut(key) {
-                    Some(before) => keep_nearer(before, &hit, thresholds),
-                    None => self.hits.push(collected(target, hit, thresholds)),
+                    Some(before) if index == request.plan.reported => *before = found,
+                    Some(_) => {}
+                    None => self.hits.push(found),
                 }
             }
         }
@@ -204,12 +214,18 @@ fn collected(target: &Target, hit: ProviderHit, thresholds: Thresholds) -> Colle
     }
 }
 
-/// Of a document that several queries found, the smallest distance is told.
-fn keep_nearer(before: &mut CollectedHit, again: &ProviderHit, thresholds: Thresholds) {
-    let far = |distance: Option<f32>| distance.unwrap_or(f32::INFINITY);
-    if far(again.distance) < far(before.distance) {
-        before.distance = again.distance;
-        before.score = again.score;
-        before.grade = thresholds.grade(again.distance);
+/// A hit of another wording than the reported one, which did not find it among its own. How far it is
+/// from that is not known, only that others are nearer, so nothing is claimed of it.
+fn found_otherwise(target: &Target, hit: ProviderHit) -> CollectedHit {
+    let mut extra = hit.extra;
+    extra.remove(KEYWORD_SCORE);
+    CollectedHit {
+        service: target.service.name.clone(),
+        collection: target.name.clone(),
+        grade: Grade::None,
+        document: hit.document,
+        distance: None,
+        score: None,
+        extra,
     }
 }

@@ -16,7 +16,7 @@ use futures::future::join_all;
 use ragstone_core::collection::CollectionName;
 use ragstone_core::conversation::QueryVariant;
 use ragstone_core::document::{Document, Metadata};
-use ragstone_core::provider::{ProviderAnswer, ProviderError, ProviderQuery, RagProvider};
+use ragstone_core::provider::{Capability, ProviderAnswer, ProviderError, ProviderQuery, RagProvider};
 
 pub use grade::{Grade, MATCH_THRESHOLD, PARTIAL_THRESHOLD, Thresholds};
 pub use strategy::{Plan, Strategy, by_topic, normalise_topic};
@@ -53,7 +53,7 @@ pub struct Request {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ModeChoice {
-    /// The same for every service; one that cannot do it says so.
+    /// The same for every service; one that cannot do it is searched by meaning, with a warning.
     Given(Mode),
     /// By meaning and by word in this process, by meaning elsewhere.
     Best,
@@ -62,10 +62,20 @@ pub enum ModeChoice {
 impl ModeChoice {
     fn of(self, service: &NamedService) -> Mode {
         match self {
+            Self::Given(_) if self.is_beyond(service) => Mode::Dense,
             Self::Given(mode) => mode,
             Self::Best if service.provider == LOCAL => Mode::Hybrid,
             Self::Best => Mode::Dense,
         }
+    }
+
+    /// Words were asked for, and this kind of service does not rank by them.
+    fn is_beyond(self, service: &NamedService) -> bool {
+        matches!(self, Self::Given(Mode::Keyword | Mode::Hybrid))
+            && !service
+                .backend
+                .capabilities()
+                .contains(&Capability::KeywordSearch)
     }
 }
 
@@ -83,7 +93,7 @@ pub struct CollectedHit {
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Collected {
-    /// The best grade of all hits that were found, `none` without any.
+    /// The best grade of these hits, `none` without any.
     pub grade: Grade,
     /// Best first.
     pub hits: Vec<CollectedHit>,
@@ -93,7 +103,8 @@ pub struct Collected {
     pub embedding_cache_hits: u64,
 }
 
-pub async fn collect(models: &Models, request: &Request) -> Collected {
+/// Fails where every collection failed, as the first of them did.
+pub async fn collect(models: &Models, request: &Request) -> Result<Collected, ProviderError> {
     strategy::log(&request.plan);
     let vectors: Vec<QueryVectors<'_>> = request
         .plan
@@ -101,17 +112,32 @@ pub async fn collect(models: &Models, request: &Request) -> Collected {
         .iter()
         .map(|query| QueryVectors::new(models, &query.text))
         .collect();
-    let found = search(request, &vectors).await;
+    let mut found = search(request, &vectors).await;
+    if let Some(error) = failed_altogether(&mut found) {
+        return Err(error);
+    }
     let mut collected = merge::merge(request, found);
+    collected.warnings.extend(request.plan.warnings.iter().cloned());
     collected.embedding_cache_hits = vectors.iter().map(QueryVectors::report_hits).sum();
     if request.rerank {
-        finish::rerank(request, &mut collected).await;
+        finish::rerank(models, request, &mut collected).await;
     }
     collected.hits.truncate(request.top_k);
+    let grades = collected.hits.iter().map(|hit| hit.grade);
+    collected.grade = grades.max().unwrap_or(Grade::None);
     if let Some(expand) = &request.expand {
         finish::expand(request, expand, &mut collected).await;
     }
-    collected
+    Ok(collected)
+}
+
+/// The first failure, where nothing else was found.
+fn failed_altogether(found: &mut [Vec<Result<ProviderAnswer, ProviderError>>]) -> Option<ProviderError> {
+    if found.iter().flatten().any(Result::is_ok) {
+        return None;
+    }
+    let first = found.iter_mut().find(|answers| !answers.is_empty())?;
+    first.swap_remove(0).err()
 }
 
 /// Collections that are searched by one call.

@@ -26,8 +26,12 @@ pub struct Plan {
     pub strategy: Strategy,
     /// At least one, the one that counts most first.
     pub queries: Vec<QueryVariant>,
+    /// Which of them stands for all: it is told as what was searched for, and distances are those to it.
+    pub reported: usize,
     /// The topic as it now stands.
     pub topic: Option<String>,
+    /// What could not be done as configured on the way to this plan.
+    pub warnings: Vec<String>,
 }
 
 impl Plan {
@@ -40,17 +44,18 @@ impl Plan {
                 weight: 1.0,
                 alone: true,
             }],
+            reported: 0,
             topic,
+            warnings: Vec::new(),
         }
     }
 
-    /// What stands for all wordings: the topic of a follow-up, which the others are parts of, and
+    /// The wording that stands for all: the topic of a follow-up, which the others are parts of, and
     /// otherwise the message.
     pub fn query_text(&self) -> &str {
-        match (self.strategy, &self.topic) {
-            (Strategy::FollowUp, Some(topic)) => topic,
-            _ => self.queries.first().map_or("", |query| query.text.as_str()),
-        }
+        self.queries
+            .get(self.reported)
+            .map_or("", |query| query.text.as_str())
     }
 }
 

@@ -33,6 +33,10 @@ fn request(parts: &Parts, message: &str, targets: Vec<Target>) -> Request {
     }
 }
 
+async fn collect(models: &Models, request: &Request) -> Collected {
+    super::collect(models, request).await.unwrap()
+}
+
 fn found(collected: &Collected) -> Vec<String> {
     collected
         .hits
@@ -131,11 +135,13 @@ async fn a_collection_that_fails_is_a_warning() {
             "local/b: Embedding model 'gone' not loaded. Available models: words",
         ]
     );
-    let nothing = vec![target(&parts, LOCAL, "missing")];
-    let collected = collect(&parts.service.models, &request(&parts, "apple", nothing)).await;
-    assert_eq!(
-        (collected.grade, collected.hits.len(), collected.warnings.len()),
-        (Grade::None, 0, 1)
+    let nothing = vec![target(&parts, LOCAL, "missing"), target(&parts, LOCAL, "b")];
+    let error = super::collect(&parts.service.models, &request(&parts, "apple", nothing))
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(&error, ProviderError::CollectionNotFound(name) if name.as_str() == "missing"),
+        "where all fail, as the first: {error}"
     );
 }
 
@@ -216,7 +222,7 @@ async fn without_a_model_here_a_service_reranks_its_own() {
         collect(&here.service.models, &request).await
     };
     let own = both(vec![target(&there, "far", "b")]).await;
-    assert!(own.reranked);
+    assert!(own.reranked && own.warnings.is_empty(), "{:?}", own.warnings);
     assert_eq!(found(&own), ["far/b/1", "far/b/0"]);
     let mixed = both(vec![target(&here, LOCAL, "a"), target(&there, "far", "b")]).await;
     assert!(!mixed.reranked);
@@ -287,4 +293,112 @@ async fn several_wordings_are_mixed_by_their_weight() {
     assert_eq!(order(0.5, 0.5).await[2], "local/a/2");
     assert_eq!(order(0.95, 0.05).await[0], "local/a/0");
     assert_eq!(order(0.05, 0.95).await[0], "local/a/1");
+}
+
+/// What is said of a hit is said of the wording that is told as searched for, whichever found it.
+#[tokio::test]
+async fn distances_and_grades_are_those_to_the_reported_wording() {
+    use ragstone_core::conversation::QueryVariant;
+    let parts = parts(Models::new(vec![WordEmbedder::new("words")], None));
+    parts
+        .collection("a", json!({"embedding_model": "words"}), &["apple", "stone"])
+        .await;
+    let wording = |text: &str, weight: f64| QueryVariant {
+        text: text.to_owned(),
+        keywords: text.to_owned(),
+        weight,
+        alone: false,
+    };
+    let plain = collect(
+        &parts.service.models,
+        &request(&parts, "wall", vec![target(&parts, LOCAL, "a")]),
+    )
+    .await;
+    let asked = Request {
+        plan: Plan {
+            queries: vec![wording("apple", 0.9), wording("wall", 0.1)],
+            reported: 1,
+            ..by_topic("wall", None, None)
+        },
+        mode: ModeChoice::Best,
+        ..request(&parts, "wall", vec![target(&parts, LOCAL, "a")])
+    };
+    assert_eq!(asked.plan.query_text(), "wall");
+    let collected = collect(&parts.service.models, &asked).await;
+    assert_eq!(
+        found(&collected)[0],
+        "local/a/0",
+        "the ranking is of all wordings"
+    );
+    for hit in &collected.hits {
+        let alone = plain
+            .hits
+            .iter()
+            .find(|alone| alone.document.id == hit.document.id);
+        let alone = alone.unwrap();
+        assert_eq!((hit.distance, hit.score), (alone.distance, alone.score));
+        assert_eq!(hit.grade, Grade::None);
+    }
+    assert_eq!(collected.grade, Grade::None);
+}
+
+/// The verdict is on what is given out.
+#[tokio::test]
+async fn the_result_is_that_of_the_best_hit_returned() {
+    let parts = parts(Models::new(vec![WordEmbedder::new("words")], None));
+    let strict = json!({"embedding_model": "words", "match_threshold": 0.0, "partial_threshold": 0.0});
+    let loose = json!({"embedding_model": "words", "match_threshold": 2.0});
+    parts.collection("strict", strict, &["red apple tree"]).await;
+    parts.collection("loose", loose, &["stone wall"]).await;
+    let mut asked = request(
+        &parts,
+        "red apple",
+        ["strict", "loose"]
+            .map(|name| target(&parts, LOCAL, name))
+            .to_vec(),
+    );
+    assert_eq!(collect(&parts.service.models, &asked).await.grade, Grade::Match);
+    asked.top_k = 1;
+    assert_eq!(collect(&parts.service.models, &asked).await.grade, Grade::None);
+}
+
+#[tokio::test]
+async fn what_does_not_rank_by_words_is_searched_by_meaning_with_a_warning() {
+    use ragstone_providers::http::AddressRule;
+    use ragstone_providers::rag::{ConnectContext, Registry};
+    let parts = parts(Models::new(vec![WordEmbedder::new("words")], None));
+    parts
+        .collection("a", json!({"embedding_model": "words"}), &["apple"])
+        .await;
+    let config = json!({"provider": "chromadb", "url": "http://127.0.0.1:9", "retry": {"maxAttempts": 1}});
+    let context = ConnectContext {
+        service: "chroma",
+        embedders: Arc::default(),
+        addresses: AddressRule::Configured,
+        environment: &|_| None,
+    };
+    let chroma = Target {
+        service: NamedService {
+            name: "chroma".to_owned(),
+            provider: "chromadb".to_owned(),
+            backend: Registry::built_in()
+                .connect(&serde_json::from_value(config).unwrap(), context)
+                .unwrap(),
+        },
+        name: CollectionName::parse("c").unwrap(),
+    };
+    let hybrid = ModeChoice::Given(Mode::Hybrid);
+    assert_eq!(hybrid.of(&chroma.service), Mode::Dense);
+    assert_eq!(hybrid.of(&target(&parts, "far", "a").service), Mode::Hybrid);
+    let asked = Request {
+        mode: hybrid,
+        ..request(&parts, "apple", vec![target(&parts, LOCAL, "a"), chroma])
+    };
+    let warnings = collect(&parts.service.models, &asked).await.warnings;
+    assert!(
+        warnings
+            .iter()
+            .any(|warning| warning.starts_with("chroma/c: searched by meaning only")),
+        "{warnings:?}"
+    );
 }

@@ -287,7 +287,51 @@ async fn without_a_usable_answer_of_the_chat_model_the_words_decide() {
         let plan = advance(&conversations, &id("a"), FOLLOW_UP, START).await.unwrap();
         tokio::time::resume();
         assert!(plan.query_text().contains("InstructLab"), "{plan:?}");
+        assert!(plan.warnings[0].contains("'scripted'"), "{plan:?}");
     }
+}
+
+#[tokio::test]
+async fn what_a_chat_model_thinks_is_not_what_it_says() {
+    for (said, topic) in [
+        (
+            "<think>\nThe user asks…\n</think>\n\nprices of maps",
+            "prices of maps",
+        ),
+        ("The user asks…\n</think>prices of maps", "prices of maps"),
+        (
+            "<think>no end\nin sight",
+            "What is InstructLab? Does that also integrate with OpenShift AI?",
+        ),
+    ] {
+        let parts = with_model();
+        let conversations = conversations(&parts, Some(chat(Says::Text(said))));
+        advance(&conversations, &id("a"), "What is InstructLab?", START)
+            .await
+            .unwrap();
+        let plan = advance(&conversations, &id("a"), FOLLOW_UP, START).await.unwrap();
+        assert_eq!(plan.topic.as_deref(), Some(topic));
+    }
+}
+
+#[tokio::test]
+async fn a_message_counts_once_it_is_kept() {
+    let parts = with_model();
+    let conversations = conversations(&parts, None);
+    let step = plan(&conversations, &id("a"), "What is InstructLab?", START)
+        .await
+        .unwrap();
+    assert!(read(&conversations, &id("a"), START).await.unwrap().is_none());
+    keep(&conversations, step, START).await.unwrap();
+    assert_eq!(
+        read(&conversations, &id("a"), START)
+            .await
+            .unwrap()
+            .unwrap()
+            .turns
+            .len(),
+        1
+    );
 }
 
 #[tokio::test]

@@ -36,6 +36,7 @@ pub(super) async fn decide(
 ) -> (Plan, ConversationState) {
     let fresh = ConversationState::default();
     let state = before.map_or(&fresh, |conversation| &conversation.state);
+    let mut warnings = Vec::new();
     let current_topic = before
         .map(|conversation| conversation.topic.as_str())
         .unwrap_or_default();
@@ -44,6 +45,13 @@ pub(super) async fn decide(
         .as_deref()
         .filter(|_| !current_topic.is_empty())
     {
+        if conversation::is_courtesy(message) {
+            let topic = current_topic.to_owned();
+            return (
+                Plan::one(Strategy::FollowUp, topic.clone(), Some(topic)),
+                state.clone(),
+            );
+        }
         let turns = before.map_or(&[][..], |conversation| &conversation.turns);
         let request = topic_request(
             current_topic,
@@ -62,6 +70,10 @@ pub(super) async fn decide(
                     reason,
                     "the chat model gave no topic, words and likeness decide"
                 );
+                warnings.push(format!(
+                    "the chat provider '{}' gave no topic ({reason}); it was made without one",
+                    chat.provider()
+                ));
             }
         }
     }
@@ -71,10 +83,10 @@ pub(super) async fn decide(
     };
     let planned = conversation::plan(state, message, similarity, &Weights::default());
     tracing::debug!(standing = ?planned.standing, continuity = planned.continuity, ?similarity, "topic decided");
-    from_built_in(planned)
+    from_built_in(planned, warnings)
 }
 
-fn from_built_in(planned: QueryPlan) -> (Plan, ConversationState) {
+fn from_built_in(planned: QueryPlan, warnings: Vec<String>) -> (Plan, ConversationState) {
     let strategy = match planned.standing {
         Standing::First => Strategy::FirstMessage,
         // A new subject is still worked out from the topic that was there, and may keep some of it.
@@ -82,8 +94,10 @@ fn from_built_in(planned: QueryPlan) -> (Plan, ConversationState) {
     };
     let plan = Plan {
         strategy,
+        reported: planned.reported(),
         queries: planned.variants,
-        topic: Some(planned.topic),
+        topic: Some(planned.topic).filter(|topic| !topic.is_empty()),
+        warnings,
     };
     (plan, planned.next)
 }
@@ -150,6 +164,7 @@ async fn ask(chat: &dyn ChatModel, request: ChatRequest) -> Result<String, Strin
         .pointer("/choices/0/message/content")
         .and_then(Value::as_str)
         .unwrap_or_default();
+    let said = without_thoughts(said);
     let line = said
         .lines()
         .map(str::trim)
@@ -160,5 +175,22 @@ async fn ask(chat: &dyn ChatModel, request: ChatRequest) -> Result<String, Strin
         Err("its answer is empty".to_owned())
     } else {
         Ok(topic)
+    }
+}
+
+/// Models that think aloud put it between these tags, before what they say. A thought that does not end
+/// leaves nothing said.
+fn without_thoughts(said: &str) -> String {
+    let mut spoken = String::with_capacity(said.len());
+    let mut rest = said;
+    while let Some((before, thought)) = rest.split_once("<think>") {
+        spoken.push_str(before);
+        rest = thought.split_once("</think>").map_or("", |(_, after)| after);
+    }
+    spoken.push_str(rest);
+    // Some begin to think before they are given the word.
+    match spoken.rsplit_once("</think>") {
+        Some((_, after)) => after.to_owned(),
+        None => spoken,
     }
 }

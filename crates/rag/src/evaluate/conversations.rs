@@ -259,7 +259,9 @@ async fn collected(
         reranker: Arc::clone(&target.service.backend),
         expand: None,
     };
-    let collected = collect(&service.models, &request).await;
+    let collected = collect(&service.models, &request)
+        .await
+        .map_err(|error| ragstone_core::model::ModelError::Failed(error.to_string()))?;
     if let Some(warning) = collected.warnings.into_iter().next() {
         return Err(ragstone_core::model::ModelError::Failed(warning).into());
     }

@@ -30,6 +30,7 @@ const CAPABILITIES: &[Capability] = &[
     Capability::Embeddings,
     Capability::MetadataFiltering,
     Capability::Rerank,
+    Capability::KeywordSearch,
 ];
 
 #[derive(Clone)]

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures::future::join_all;
-use ragstone_core::collection::Collection;
+use ragstone_core::collection::{Collection, shorten};
 use ragstone_core::provider::{Health, HealthStatus, ProviderError, RagProvider};
 use ragstone_providers::ConfigError;
 use ragstone_providers::config::{Environment, ServiceConfig};
@@ -90,6 +90,7 @@ impl Gateway {
                 let message = "this name belongs to the service in this process; choose another";
                 return Err(ConfigError::field(format!("services.{LOCAL}"), message));
             }
+            check_service_name(name)?;
             let context = ConnectContext {
                 service: name,
                 embedders: Arc::clone(&embedders),
@@ -153,9 +154,22 @@ impl Gateway {
                 },
                 environment: &|_| None,
             },
-        )?;
+        );
+        let backend = backend.map_err(ConfigError::of_a_tried_connection)?;
         Ok(backend.health().await)
     }
+}
+
+/// A name stands in addresses, logs and metrics as it is.
+fn check_service_name(name: &str) -> Result<(), ConfigError> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    if (1..=64).contains(&name.len()) && name.chars().all(plain) {
+        return Ok(());
+    }
+    Err(ConfigError::field(
+        format!("services.{}", shorten(name)),
+        "the name of a service must have 1 to 64 characters, all of them letters, digits, '.', '_' or '-'",
+    ))
 }
 
 /// The collections of one service, or why they are not known.
@@ -178,7 +192,8 @@ pub async fn all_collections(gateway: &Gateway) -> Vec<ServiceCollections<'_>> {
     join_all(gateway.services().iter().map(collections_of)).await
 }
 
-async fn collections_of(service: &NamedService) -> ServiceCollections<'_> {
+/// Asks one service.
+pub async fn collections_of(service: &NamedService) -> ServiceCollections<'_> {
     let collections = service.backend.collections().await;
     if let Err(error) = &collections {
         tracing::warn!(service = %service.name, %error, "the collections of a service cannot be listed");

@@ -64,7 +64,15 @@ fn a_wrong_service_is_named_with_its_field() {
             r#"{"far": {"provider": "chromadb-wrapper", "url": "http://h", "auth": {"type": "bearer", "token": "${NO}"}}}"#,
             "services.far.auth.token",
         ),
-        (r#"{"far": {"provider": "nonesuch"}}"#, "nonesuch"),
+        (
+            r#"{"far": {"provider": "nonesuch"}}"#,
+            "services.far.provider: unknown provider 'nonesuch'; known are: chromadb, chromadb-wrapper, local",
+        ),
+        (
+            r#"{"far away": {"provider": "local"}}"#,
+            "services.far away: the name",
+        ),
+        (r#"{"": {"provider": "local"}}"#, "services.: the name"),
         (
             r#"{"local": {"provider": "chromadb-wrapper", "url": "http://h"}}"#,
             "services.local",

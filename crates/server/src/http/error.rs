@@ -9,17 +9,29 @@ use ragstone_core::error::InvalidInput;
 use ragstone_core::model::{ModelError, RemoteFault};
 use ragstone_core::provider::{CallError, ErrorAnswer, ProviderError};
 use ragstone_core::store::StoreError;
+use ragstone_providers::ConfigError;
 use ragstone_rag::ServiceError;
 use ragstone_rag::gateway::UnknownService;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 /// The body of every answer that is not a success.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({"detail": "Collection 'manuals' not found"}))]
 pub struct ErrorBody {
     /// One sentence that says what to change.
     pub detail: String,
+    /// The same by field, where fields of a connection are wrong.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    pub errors: Vec<FieldError>,
+}
+
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct FieldError {
+    /// With the names of what it is in before it: `auth.token`.
+    pub field: String,
+    pub message: String,
 }
 
 /// The detail of an error, left with the response for layers that say it in another form too.
@@ -30,6 +42,7 @@ pub(super) struct Explained(pub(super) String);
 pub struct ApiError {
     status: StatusCode,
     detail: String,
+    errors: Vec<FieldError>,
     retry_after: Option<Duration>,
     /// The answer of another service, to be passed on as it is.
     passed_on: Option<Box<ErrorAnswer>>,
@@ -40,6 +53,7 @@ impl ApiError {
         Self {
             status,
             detail: detail.into(),
+            errors: Vec::new(),
             retry_after: None,
             passed_on: None,
         }
@@ -100,6 +114,10 @@ impl ApiError {
             StatusCode::REQUEST_TIMEOUT,
             "The request body did not arrive in time",
         )
+    }
+
+    pub fn no_service() -> Self {
+        Self::bad_request("Service name is required")
     }
 
     /// What was asked for needs a configuration that is not there.
@@ -174,8 +192,11 @@ impl IntoResponse for ApiError {
             }
             None => {
                 let explained = Explained(self.detail.clone());
-                let body = Json(ErrorBody { detail: self.detail });
-                (self.status, Extension(explained), body).into_response()
+                let body = ErrorBody {
+                    detail: self.detail,
+                    errors: self.errors,
+                };
+                (self.status, Extension(explained), Json(body)).into_response()
             }
         };
         if let Some(delay) = self.retry_after {
@@ -257,6 +278,22 @@ impl From<ServiceError> for ApiError {
     }
 }
 
+/// For a connection that a client brings.
+impl From<ConfigError> for ApiError {
+    fn from(error: ConfigError) -> Self {
+        let by_field = error.each().into_iter().filter_map(ConfigError::by_field);
+        Self {
+            errors: by_field
+                .map(|(field, message)| FieldError {
+                    field: field.to_owned(),
+                    message,
+                })
+                .collect(),
+            ..Self::bad_request(error.to_string())
+        }
+    }
+}
+
 impl From<UnknownService> for ApiError {
     fn from(error: UnknownService) -> Self {
         Self::not_found(error.to_string())
@@ -283,8 +320,8 @@ impl From<ProviderError> for ApiError {
 /// When to come again, where a service that is not available does not say.
 const DEFAULT_RETRY: Duration = Duration::from_secs(5);
 
-/// A 4xx is the client's to mend, so it passes on as it came; anything else that is no answer is the
-/// service's fault.
+/// A 4xx is the client's to mend, so it passes on as it came, and so does a 503 that gives its reason;
+/// anything else that is no answer is the service's fault.
 impl From<CallError> for ApiError {
     fn from(error: CallError) -> Self {
         tracing::warn!(service = error.service(), %error, "a service gave no usable answer");
@@ -294,7 +331,7 @@ impl From<CallError> for ApiError {
         };
         match error {
             CallError::Answered(answer) => match StatusCode::from_u16(answer.status) {
-                Ok(status) if status.is_client_error() => Self {
+                Ok(status) if status.is_client_error() || answer.is_considered() => Self {
                     retry_after: answer.retry_after,
                     detail: answer.message().unwrap_or_default(),
                     passed_on: Some(answer),

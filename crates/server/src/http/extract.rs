@@ -76,6 +76,31 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<AppState> for JsonBody<T>
     }
 }
 
+/// The same for a body of the gateway, which has to name a service: without one, nothing else that is
+/// wrong with it matters.
+pub(super) struct ServiceJsonBody<T>(pub T);
+
+impl<T: DeserializeOwned + Send + 'static> FromRequest<AppState> for ServiceJsonBody<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
+        let bytes = read_body(request, state.limits.body_bytes, state).await?;
+        match parse_json(bytes.clone()).await {
+            Ok(Object(body)) => Ok(Self(body)),
+            Err(_) if names_no_service(&bytes) => Err(ApiError::no_service()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn names_no_service(bytes: &[u8]) -> bool {
+    let body = serde_json::from_slice::<serde_json::Map<_, _>>(bytes);
+    body.is_ok_and(|body| match body.get("service") {
+        None | Some(serde_json::Value::Null) => true,
+        Some(service) => service.as_str().is_some_and(|name| name.trim().is_empty()),
+    })
+}
+
 /// The same for a body that may be anything its type can be read from.
 pub(super) struct AnyJsonBody<T>(pub T);
 

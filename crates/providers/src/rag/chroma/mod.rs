@@ -28,7 +28,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use ragstone_core::document::{Added, NewDocument};
 use ragstone_core::error::InvalidInput;
-use ragstone_core::model::Embedder;
+use ragstone_core::model::{Embedder, Role};
 use ragstone_core::provider::{
     Capability, Health, HealthStatus, ProviderAnswer, ProviderError, ProviderQuery, RagProvider, Reranked,
     list_models,
@@ -39,10 +39,10 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::health::HealthCheck;
+use super::health::{HealthCheck, without_admission};
 use super::{ConnectContext, Embedders, ProviderDescription, ProviderKind, rerank};
 use crate::config::{AuthConfig, Endpoint, RetryConfig, read_connection};
-use crate::error::ConfigError;
+use crate::error::{ConfigError, both};
 use api::{ChromaApi, Tenancy};
 use naming::Naming;
 pub use store::ChromaStore;
@@ -108,7 +108,7 @@ pub(super) fn kind() -> ProviderKind {
 }
 
 fn connect(connection: &Metadata, context: ConnectContext) -> Result<Arc<dyn RagProvider>, ConfigError> {
-    let connection: Connection = read_connection(connection)?;
+    let (connection, faults) = read_connection::<Connection>(connection)?;
     let endpoint = Endpoint {
         service: context.service,
         url: &connection.url,
@@ -117,9 +117,11 @@ fn connect(connection: &Metadata, context: ConnectContext) -> Result<Arc<dyn Rag
         retry: &connection.retry,
         addresses: context.addresses,
     };
-    let tenancy = Tenancy::check(&connection.tenant, &connection.database)?;
+    let tenancy = Tenancy::check(&connection.tenant, &connection.database);
+    let client = endpoint.client(context.environment);
+    let (tenancy, client) = faults.and(both(tenancy, client))?;
     Ok(Arc::new(Chroma {
-        api: ChromaApi::new(endpoint.client(context.environment)?, &tenancy, Naming::AsTheyAre),
+        api: ChromaApi::new(client, &tenancy, Naming::AsTheyAre),
         embedders: context.embedders,
     }))
 }
@@ -135,11 +137,18 @@ impl Chroma {
     }
 
     /// The model that embeds a collection's documents and queries.
-    fn embedder(&self, collection: &api::CollectionRecord) -> Result<&Arc<dyn Embedder>, ProviderError> {
+    fn embedder(
+        &self,
+        collection: &api::CollectionRecord,
+        role: Role,
+    ) -> Result<&Arc<dyn Embedder>, ProviderError> {
         let model = collection.described.embedding_model().ok_or_else(|| {
+            let start = match role {
+                Role::Query => "Collection",
+                Role::Passage => "All documents must include pre-computed embeddings: collection",
+            };
             InvalidInput::new(format!(
-                "All documents must include pre-computed embeddings: collection '{}' has no embedding_model in metadata. \
-                 Available models: {}",
+                "{start} '{}' has no embedding_model in metadata. Available models: {}",
                 collection.described.name,
                 list_models(&self.available_models())
             ))
@@ -210,7 +219,8 @@ impl RagProvider for Chroma {
             // It lives, but not with this tenant or database.
             Err(error) => {
                 details.insert("error".into(), error.to_string().into());
-                check.answered(HealthStatus::Degraded, &error.to_string(), details)
+                let health = check.answered(HealthStatus::Degraded, &error.to_string(), details);
+                without_admission(health, &error)
             }
         }
     }

@@ -2,9 +2,9 @@
 
 use ragstone_core::document::check_vector;
 use ragstone_core::error::InvalidInput;
-use ragstone_core::filter::Scalar;
 use ragstone_core::model::Role;
 use ragstone_core::provider::{ProviderAnswer, ProviderError, ProviderHit, ProviderQuery};
+use ragstone_core::siblings::{Expand, Gathering, SECTION_REACH, SIBLING_BYTES, in_document_order};
 use ragstone_core::store::Page;
 use ragstone_core::{CollectionName, Document, Filter, Metadata};
 use serde_json::{Value, json};
@@ -16,8 +16,6 @@ use super::write::check_width;
 
 /// So many ids go into one query.
 const IDS_PER_QUERY: usize = 10_000;
-/// So many siblings of one hit are fetched at most, as a page has at most.
-const MAX_SIBLINGS: usize = 1000;
 
 pub(super) struct Found {
     pub(super) document: Document,
@@ -32,11 +30,15 @@ impl Chroma {
     ) -> Result<ProviderAnswer, ProviderError> {
         let options = Options::read(&query.options)?;
         let record = self.api.collection(name).await?;
+        let mut extra = Metadata::new();
+        if options.rerank {
+            extra.insert("reranked".into(), false.into());
+        }
         let answer = |hits, warnings| ProviderAnswer {
             hits,
             collection_metadata: record.described.metadata.clone(),
             warnings,
-            extra: Metadata::new(),
+            extra,
         };
         let vector = self.query_vector(&record, query.text, query.vector).await?;
         let Some(width) = record.described.dimensions else {
@@ -48,11 +50,17 @@ impl Chroma {
         if let Some(limit) = query.max_distance.filter(|limit| *limit > 0.0) {
             found.retain(|hit| hit.distance <= limit);
         }
+        let mut gathering = options
+            .expand
+            .as_ref()
+            .map(|expand| Gathering::new(expand, SIBLING_BYTES));
         let mut hits = Vec::with_capacity(found.len());
         for Found { document, distance } in found {
             let mut extra = Metadata::new();
-            if let Some(field) = &options.expand {
-                extra.insert("siblings".into(), self.siblings(name, &document, field).await?);
+            if let Some(gathering) = &mut gathering
+                && let Some(siblings) = self.siblings(name, &document, gathering).await?
+            {
+                extra.insert("siblings".into(), siblings);
             }
             hits.push(ProviderHit {
                 document,
@@ -77,7 +85,7 @@ impl Chroma {
             }
             (None, Some(text)) => {
                 let embedded = self
-                    .embedder(record)?
+                    .embedder(record, Role::Query)?
                     .embed(vec![text.into()], Role::Query)
                     .await?;
                 embedded
@@ -195,26 +203,30 @@ impl Chroma {
             .collect()
     }
 
-    /// The documents that share a scalar of this field with a hit, itself included, in order.
+    /// The documents that share a scalar of a field with a hit, itself included, in order; `None` where
+    /// the hit has none.
     async fn siblings(
         &self,
         name: &CollectionName,
         hit: &Document,
-        field: &str,
-    ) -> Result<Value, ProviderError> {
-        let Some(shared) = hit.metadata.get(field).and_then(Scalar::from_json) else {
-            return Ok(json!([]));
+        gathering: &mut Gathering<'_>,
+    ) -> Result<Option<Value>, ProviderError> {
+        let expand = gathering.expand;
+        let Some(shared) = expand.section(hit) else {
+            return Ok(None);
         };
         let page = Page {
-            limit: MAX_SIBLINGS,
+            limit: 2 * SECTION_REACH,
             offset: 0,
         };
-        let siblings = self.page(name, &Filter::equals(field, shared), page).await?;
-        Ok(siblings
-            .documents
-            .into_iter()
-            .map(|d| json!({"id": d.id.as_str(), "text": d.text, "metadata": d.metadata}))
-            .collect())
+        let section = self.page(name, &expand.filter(shared), page).await?.documents;
+        let siblings = gathering.within(&in_document_order(section), hit);
+        Ok(Some(
+            siblings
+                .iter()
+                .map(|d| json!({"id": d.id.as_str(), "text": d.text, "metadata": d.metadata}))
+                .collect(),
+        ))
     }
 }
 
@@ -231,7 +243,9 @@ pub(super) fn check_space(record: &CollectionRecord) -> Result<(), ProviderError
 /// The fields of a search that go beyond vectors and filters.
 #[derive(Debug, Default, PartialEq)]
 struct Options {
-    expand: Option<String>,
+    expand: Option<Expand>,
+    /// It was asked for, in vain.
+    rerank: bool,
     warnings: Vec<String>,
 }
 
@@ -247,18 +261,15 @@ impl Options {
                         "ChromaDB services are searched with 'mode' dense only".to_owned(),
                     ));
                 }
-                ("rerank", _) => read
-                    .warnings
-                    .push("reranking was skipped: ChromaDB has no cross-encoder".to_owned()),
+                ("rerank", _) => {
+                    read.rerank = true;
+                    read.warnings
+                        .push("reranking was skipped: ChromaDB has no cross-encoder".to_owned());
+                }
                 ("explain", _) => read
                     .warnings
                     .push("'explain' was skipped: ChromaDB does not tell how it ranks".to_owned()),
-                ("expand", Value::String(field)) => read.expand = Some(field.clone()),
-                ("expand", _) => {
-                    return Err(ProviderError::Unsupported(
-                        "ChromaDB services take 'expand' as the name of a field only".to_owned(),
-                    ));
-                }
+                ("expand", expand) => read.expand = Some(Expand::from_json(expand)?),
                 // Unknown fields of a request are ignored everywhere.
                 _ => {}
             }
@@ -284,9 +295,12 @@ mod tests {
             options(json!({"mode": "hybrid"})),
             Err(ProviderError::Unsupported(_))
         ));
+        assert!(options(json!({"expand": 3})).is_err());
         let read =
-            options(json!({"mode": "dense", "rerank": true, "explain": false, "expand": "s"})).unwrap();
-        assert_eq!(read.expand.as_deref(), Some("s"));
+            options(json!({"mode": "dense", "rerank": true, "explain": false, "expand": {"field": "s", "max_chars": 9}})).unwrap();
+        let expand = read.expand.unwrap();
+        assert_eq!((expand.field.as_str(), expand.max_chars), ("s", Some(9)));
+        assert!(read.rerank);
         assert_eq!(read.warnings.len(), 1);
     }
 }

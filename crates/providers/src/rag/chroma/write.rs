@@ -78,7 +78,10 @@ impl Chroma {
         documents: &[Document],
     ) -> Result<(Vec<Vec<f32>>, Vec<DocumentId>), ProviderError> {
         let texts: Vec<EmbedInput> = documents.iter().map(|d| d.text.clone().into()).collect();
-        let embedded = self.embedder(record)?.embed(texts, Role::Passage).await?;
+        let embedded = self
+            .embedder(record, Role::Passage)?
+            .embed(texts, Role::Passage)
+            .await?;
         let truncated = documents.iter().zip(&embedded);
         let truncated = truncated
             .filter(|(_, embedding)| embedding.truncated)

@@ -189,7 +189,6 @@ fn request(query: ProviderQuery) -> Result<Metadata, ProviderError> {
 /// A server that refuses the call as such may still answer one for less; one that is too busy, or
 /// does not answer, would only be asked in vain.
 fn is_refusal(error: &CallError) -> bool {
-    error
-        .status()
-        .is_some_and(|status| (400..500).contains(&status) && status != 429)
+    let refused = |status| (400..500).contains(&status) && status != 429;
+    error.is_considered() || error.status().is_some_and(refused)
 }

@@ -219,9 +219,10 @@ pub(super) async fn services(settings: &Settings, reach: Reach) -> Vec<Check> {
                     Check::pass(title, format!("answers in {:.0} ms", health.latency_ms))
                 }
                 HealthStatus::Degraded => Check::warn(title, format!("{}: look at its log", health.message)),
-                HealthStatus::Unhealthy => {
-                    Check::fail(title, format!("{}: start it, or correct its url", health.message))
-                }
+                HealthStatus::Unhealthy => Check::fail(
+                    title,
+                    format!("{}: start it, or correct its url or auth", health.message),
+                ),
             }
         }
     });
@@ -325,7 +326,9 @@ fn mend(error: &ConfigError) -> String {
             format!("set {variable} in the environment of the server")
         }
         ConfigError::Unknown { .. } | ConfigError::NotOffered { .. } => "use one that is known".to_owned(),
-        ConfigError::Field { .. } | ConfigError::Client(_) => "correct the configuration file".to_owned(),
+        ConfigError::Field { .. } | ConfigError::Client(_) | ConfigError::Several(_) => {
+            "correct the configuration file".to_owned()
+        }
     };
     format!("{error}: {hint}")
 }

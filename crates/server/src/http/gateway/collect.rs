@@ -56,6 +56,7 @@ pub(crate) struct CollectionChoice {
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({
     "strategy": "follow-up (contextualized topic)", "query_text": "InstructLab and OpenShift AI integration",
+    "queries": [{"text": "InstructLab and OpenShift AI integration", "weight": 1.0}],
     "topic": "InstructLab and OpenShift AI integration", "result": "match", "reranked": false, "warnings": [],
     "results": [{"id": "intro", "text": "InstructLab runs on OpenShift AI.", "metadata": {}, "distance": 0.21, "score": 0.895,
         "service": "local", "collection": "manuals", "result": "match"}],
@@ -63,8 +64,10 @@ pub(crate) struct CollectionChoice {
 pub(crate) struct CollectAnswer {
     /// `first message (raw query)` or `follow-up (contextualized topic)`.
     strategy: &'static str,
-    /// What was searched for.
+    /// What was searched for. In a conversation, distances and verdicts are those to this wording.
     query_text: String,
+    /// All wordings that were searched for, the one that counts most first.
+    queries: Vec<WordingBody>,
     /// The topic as it stands after this message; null where there is none.
     topic: Option<String>,
     /// How good the best result is, by the `match_threshold` and `partial_threshold` (cosine distances)
@@ -79,10 +82,18 @@ pub(crate) struct CollectAnswer {
 }
 
 #[derive(Serialize, ToSchema)]
+struct WordingBody {
+    text: String,
+    /// How likely it is the right one; all of them add up to 1.
+    weight: f64,
+}
+
+#[derive(Serialize, ToSchema)]
 struct CollectResult {
     #[serde(flatten)]
     document: DocumentBody,
-    /// Cosine distance, 0 to 2; null where the service ranked by something else.
+    /// Cosine distance to `query_text`, 0 to 2; null where the service ranked by something else, or where
+    /// only another wording found it.
     distance: Option<f32>,
     score: Option<f64>,
     service: String,
@@ -97,6 +108,11 @@ struct CollectResult {
 
 impl From<CollectedHit> for CollectResult {
     fn from(hit: CollectedHit) -> Self {
+        let mut extra = hit.extra;
+        // Where a hit is from and how good it is says this server, whatever the backend says.
+        for field in ["service", "collection", "result"] {
+            extra.remove(field);
+        }
         Self {
             document: hit.document.into(),
             distance: hit.distance,
@@ -104,7 +120,7 @@ impl From<CollectedHit> for CollectResult {
             service: hit.service,
             collection: hit.collection.to_string(),
             result: hit.grade.name(),
-            extra: hit.extra,
+            extra,
         }
     }
 }
@@ -114,6 +130,14 @@ impl CollectAnswer {
         Self {
             strategy: plan.strategy.name(),
             query_text: plan.query_text().to_owned(),
+            queries: plan
+                .queries
+                .into_iter()
+                .map(|query| WordingBody {
+                    text: query.text,
+                    weight: query.weight,
+                })
+                .collect(),
             topic: plan.topic,
             result: collected.grade.name(),
             results: collected.hits.into_iter().map(Into::into).collect(),
@@ -127,9 +151,11 @@ impl CollectAnswer {
 #[utoipa::path(
     post, path = "/api/rag/collect", tag = "gateway", request_body = CollectBody,
     responses(
-        (status = 200, body = CollectAnswer, description = "Also when some or all collections could not be searched: the warnings say so"),
+        (status = 200, body = CollectAnswer, description = "Also when some collections could not be searched: the warnings say so"),
         (status = 400, body = ErrorBody, description = "Something required is missing or malformed"),
-        (status = 404, body = ErrorBody, description = "No such service"),
+        (status = 404, body = ErrorBody, description = "No such service, or no such collection where no other could be searched"),
+        (status = 502, body = ErrorBody, description = "No collection could be searched: the first one's service gives no usable answer"),
+        (status = 504, body = ErrorBody, description = "No collection could be searched: the first one's service does not answer in time"),
     ),
 )]
 pub(crate) async fn collect(
@@ -146,17 +172,16 @@ pub(crate) async fn collect(
         None => ModeChoice::Given(Mode::Dense),
     };
     let targets = targets(&state, body.collections)?;
-    let plan = match body.conversation_id {
+    let now = conversations::now();
+    let step = match body.conversation_id {
         Some(id) => {
             let id = ConversationId::parse(id)?;
-            conversations::advance(
-                &state.conversations,
-                &id,
-                &body.user_message,
-                conversations::now(),
-            )
-            .await?
+            Some(conversations::plan(&state.conversations, &id, &body.user_message, now).await?)
         }
+        None => None,
+    };
+    let plan = match &step {
+        Some(step) => step.plan.clone(),
         None => collect::by_topic(
             &body.user_message,
             body.current_topic.as_deref(),
@@ -172,7 +197,10 @@ pub(crate) async fn collect(
         reranker: state.gateway.local(),
         expand: body.expand.map(Into::into),
     };
-    let collected = collect::collect(&state.service.models, &request).await;
+    let collected = collect::collect(&state.service.models, &request).await?;
+    if let Some(step) = step {
+        conversations::keep(&state.conversations, step, now).await?;
+    }
     metrics::counter!("ragstone_collects_total", "result" => collected.grade.name()).increment(1);
     metrics::counter!("ragstone_embedding_cache_hits_total").increment(collected.embedding_cache_hits);
     Ok(Json(CollectAnswer::new(request.plan, collected)))

@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use ragstone_core::provider::{HealthStatus, ProviderError};
-use ragstone_rag::gateway::{ServiceCollections, all_collections};
+use ragstone_rag::gateway::{ServiceCollections, all_collections, collections_of};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -11,9 +11,12 @@ use super::super::collections::{
     CollectionBody, CollectionDeleted, CreateCollection, Created, MetadataUpdated, UpdateMetadata,
 };
 use super::super::error::{ApiError, ErrorBody};
-use super::super::extract::{CollectionPath, JsonBody, Params};
+use super::super::extract::{CollectionPath, Params, ServiceJsonBody};
 use super::super::state::AppState;
-use super::{named, named_by_params};
+use super::{InService, named, named_by_params};
+
+type CreateCollectionInService = InService<CreateCollection>;
+type UpdateMetadataInService = InService<UpdateMetadata>;
 
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({
@@ -58,14 +61,28 @@ impl ServiceState {
     }
 }
 
-/// List the collections of all services. One that is down is reported, and the others are listed.
-#[utoipa::path(get, path = "/api/collections", tag = "gateway", responses((status = 200, body = AllCollections)))]
-pub(crate) async fn list(State(state): State<AppState>) -> Json<AllCollections> {
+/// List the collections of all services, or of one. One that is down is reported, and the others are listed.
+#[utoipa::path(
+    get, path = "/api/collections", tag = "gateway",
+    params(("service" = Option<String>, Query, description = "Only those of this service")),
+    responses(
+        (status = 200, body = AllCollections),
+        (status = 404, body = ErrorBody, description = "No such service"),
+    ),
+)]
+pub(crate) async fn list(
+    State(state): State<AppState>,
+    params: Params,
+) -> Result<Json<AllCollections>, ApiError> {
+    let all_asked = match params.get("service") {
+        Some(name) => vec![collections_of(named(&state, Some(name))?).await],
+        None => all_collections(&state.gateway).await,
+    };
     let mut all = AllCollections {
         collections: Vec::new(),
         services: Vec::new(),
     };
-    for asked in all_collections(&state.gateway).await {
+    for asked in all_asked {
         all.services.push(ServiceState::of(&asked));
         let service = &asked.service.name;
         all.collections.extend(
@@ -79,12 +96,12 @@ pub(crate) async fn list(State(state): State<AppState>) -> Json<AllCollections> 
                 }),
         );
     }
-    Json(all)
+    Ok(Json(all))
 }
 
 /// Create a collection in a service.
 #[utoipa::path(
-    post, path = "/api/collections", tag = "gateway", request_body = CreateCollection,
+    post, path = "/api/collections", tag = "gateway", request_body = CreateCollectionInService,
     responses(
         (status = 200, body = Created),
         (status = 400, body = ErrorBody, description = "No service is named, or the name or the metadata breaks a rule"),
@@ -96,7 +113,7 @@ pub(crate) async fn list(State(state): State<AppState>) -> Json<AllCollections> 
 )]
 pub(crate) async fn create(
     State(state): State<AppState>,
-    JsonBody(body): JsonBody<CreateCollection>,
+    ServiceJsonBody(body): ServiceJsonBody<CreateCollection>,
 ) -> Result<Json<Created>, ApiError> {
     let service = named(&state, body.service.as_deref())?;
     let (name, metadata) = body.check()?;
@@ -155,7 +172,7 @@ pub(crate) async fn delete(
 
 /// Replace the metadata of a service's collection, or merge into it.
 #[utoipa::path(
-    put, path = "/api/collections/{name}/metadata", tag = "gateway", request_body = UpdateMetadata,
+    put, path = "/api/collections/{name}/metadata", tag = "gateway", request_body = UpdateMetadataInService,
     params(
         ("name" = String, Path, description = "The collection"),
         ("merge" = Option<bool>, Query, description = "Keep the keys that are not given; may stand in the body instead"),
@@ -172,7 +189,7 @@ pub(crate) async fn update_metadata(
     State(state): State<AppState>,
     CollectionPath(name): CollectionPath,
     params: Params,
-    JsonBody(body): JsonBody<UpdateMetadata>,
+    ServiceJsonBody(body): ServiceJsonBody<UpdateMetadata>,
 ) -> Result<Json<MetadataUpdated>, ApiError> {
     let service = named(&state, body.service.as_deref())?;
     let update = body.update(&params)?;

@@ -11,11 +11,13 @@ use super::super::documents::{
 use super::super::error::{ApiError, ErrorBody};
 use super::super::extract::{AnyJsonBody, CollectionPath, LargeJsonBody, Params};
 use super::super::state::AppState;
-use super::{named, named_by_params};
+use super::{InService, named, named_by_params};
+
+type AddDocumentsInService = InService<AddDocuments>;
 
 /// Add documents to a service's collection.
 #[utoipa::path(
-    post, path = "/api/collections/{name}/documents", tag = "gateway", request_body = AddDocuments,
+    post, path = "/api/collections/{name}/documents", tag = "gateway", request_body = AddDocumentsInService,
     params(("name" = String, Path, description = "The collection")),
     responses(
         (status = 200, body = DocumentsAdded),
@@ -87,9 +89,10 @@ pub(crate) async fn delete(
     State(state): State<AppState>,
     CollectionPath(name): CollectionPath,
     params: Params,
-    AnyJsonBody(body): AnyJsonBody<DeleteDocuments>,
+    body: Result<AnyJsonBody<DeleteDocuments>, ApiError>,
 ) -> Result<Json<DocumentsDeleted>, ApiError> {
     let service = named_by_params(&state, &params)?;
+    let AnyJsonBody(body) = body?;
     let count = service.backend.delete_documents(&name, body.selection()?).await?;
     Ok(Json(DocumentsDeleted::new(&name, count)))
 }

@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use ragstone_core::document::Metadata;
-use ragstone_core::provider::{Capability, Health};
+use ragstone_core::provider::{Capability, Health, HealthStatus};
 use ragstone_providers::config::ServiceConfig;
 use ragstone_providers::rag::{ProviderDescription, ProviderKind};
 use ragstone_rag::gateway::all_health;
@@ -18,7 +18,7 @@ use super::super::state::AppState;
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"providers": [{
     "id": "chromadb-wrapper", "display_name": "Ragstone service", "description": "A server that speaks the service routes",
-    "capabilities": ["collections", "search", "embeddings", "metadata_filtering", "rerank"]}]}))]
+    "capabilities": ["collections", "search", "embeddings", "metadata_filtering", "rerank", "keyword_search"]}]}))]
 pub(crate) struct ProviderList {
     /// Each with `id`, `display_name`, `description` and `capabilities`.
     #[schema(value_type = Vec<Object>)]
@@ -65,9 +65,28 @@ pub(crate) struct TestConnection {
 }))]
 pub(crate) struct HealthBody {
     /// `healthy`, `degraded` or `unhealthy`.
-    #[serde(flatten)]
+    #[schema(value_type = String)]
+    status: HealthStatus,
+    message: String,
+    timestamp: String,
+    /// How long it took to find out.
+    latency_ms: f64,
+    /// Facts of the service, each where it is known: `version`, `collections_count`, `storage_bytes`,
+    /// `embedding_models`, `cross_encoder`, `error`.
     #[schema(value_type = Object)]
-    health: Health,
+    details: Metadata,
+}
+
+impl From<Health> for HealthBody {
+    fn from(health: Health) -> Self {
+        Self {
+            status: health.status,
+            message: health.message,
+            timestamp: health.timestamp,
+            latency_ms: health.latency_ms,
+            details: health.details,
+        }
+    }
 }
 
 /// Try a connection before it is configured. A connection that does not work is an `unhealthy` answer.
@@ -90,9 +109,7 @@ pub(crate) async fn test(
         provider: id,
         connection: body.config,
     };
-    let health = state.gateway.try_connection(&config).await;
-    let health = health.map_err(|error| ApiError::bad_request(error.to_string()))?;
-    Ok(Json(HealthBody { health }))
+    Ok(Json(state.gateway.try_connection(&config).await?.into()))
 }
 
 fn kind<'a>(state: &'a AppState, id: &str) -> Result<&'a ProviderKind, ApiError> {
@@ -118,8 +135,9 @@ pub(crate) struct ServiceList {
 struct ServiceBody {
     name: String,
     provider: String,
+    /// What it can do as it is: without models, it neither embeds nor reranks.
     #[schema(value_type = Vec<String>)]
-    capabilities: &'static [Capability],
+    capabilities: Vec<Capability>,
     health: HealthBody,
 }
 
@@ -132,8 +150,8 @@ pub(crate) async fn services(State(state): State<AppState>) -> Json<ServiceList>
         .map(|(service, health)| ServiceBody {
             name: service.name.clone(),
             provider: service.provider.clone(),
-            capabilities: service.backend.capabilities(),
-            health: HealthBody { health },
+            capabilities: health.capabilities(service.backend.capabilities()),
+            health: health.into(),
         })
         .collect();
     Json(ServiceList { services })

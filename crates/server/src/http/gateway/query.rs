@@ -8,10 +8,12 @@ use serde::Serialize;
 
 use super::super::documents::DocumentBody;
 use super::super::error::{ApiError, ErrorBody};
-use super::super::extract::{CollectionPath, JsonBody};
+use super::super::extract::{CollectionPath, ServiceJsonBody};
 use super::super::query::{QueryAnswer, QueryBody};
 use super::super::state::AppState;
-use super::named;
+use super::{InService, named};
+
+type QueryBodyInService = InService<QueryBody>;
 
 /// A [`QueryAnswer`], whichever backend it comes from: what this program does not know of it is
 /// passed on as it is.
@@ -59,7 +61,7 @@ impl From<ProviderHit> for BackendHit {
 
 /// Search a collection of a service.
 #[utoipa::path(
-    post, path = "/api/collections/{name}/query", tag = "gateway", request_body = QueryBody,
+    post, path = "/api/collections/{name}/query", tag = "gateway", request_body = QueryBodyInService,
     params(("name" = String, Path, description = "The collection")),
     responses(
         (status = 200, body = QueryAnswer),
@@ -73,7 +75,7 @@ impl From<ProviderHit> for BackendHit {
 pub(crate) async fn query(
     State(state): State<AppState>,
     CollectionPath(name): CollectionPath,
-    JsonBody(body): JsonBody<QueryBody>,
+    ServiceJsonBody(body): ServiceJsonBody<QueryBody>,
 ) -> Result<Json<BackendAnswer>, ApiError> {
     let service = named(&state, body.service.as_deref())?;
     let query = body.for_backend(&state.limits)?;

@@ -1,0 +1,214 @@
+//! How to sign in to a service.
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::secret::{Environment, Secret};
+use crate::error::{ConfigError, both};
+use crate::http::Auth;
+
+/// One of the ways to sign in.
+#[derive(Debug, Clone, JsonSchema)]
+#[schemars(tag = "type", rename_all = "snake_case", deny_unknown_fields, transform = describe_type)]
+pub enum AuthConfig {
+    /// No credentials.
+    #[schemars(title = "None")]
+    None,
+    /// A token, sent as `Authorization: Bearer TOKEN`.
+    #[schemars(title = "Bearer token")]
+    Bearer {
+        /// The token itself, or `${NAME}` for a variable of the server's environment.
+        #[schemars(title = "Token", example = &"${SERVICE_TOKEN}")]
+        token: Secret,
+    },
+    /// User name and password.
+    #[schemars(title = "User name and password")]
+    Basic {
+        /// The name to sign in with.
+        #[schemars(title = "User name", example = &"ragstone")]
+        username: String,
+        /// The password itself, or `${NAME}` for a variable of the server's environment.
+        #[schemars(title = "Password", example = &"${SERVICE_PASSWORD}")]
+        password: Secret,
+    },
+    /// A key in a header of its own.
+    #[schemars(title = "API key")]
+    ApiKey {
+        /// The header that the key is sent in.
+        #[schemars(title = "Header", example = &"X-API-Key", default = "default_key_header")]
+        header: String,
+        /// The key itself, or `${NAME}` for a variable of the server's environment.
+        #[schemars(title = "Key", example = &"${SERVICE_KEY}")]
+        key: Secret,
+    },
+}
+
+/// The tag of each way is made by the derive, which has no words for it.
+fn describe_type(schema: &mut schemars::Schema) {
+    let ways = schema.get_mut("oneOf").and_then(Value::as_array_mut);
+    for way in ways.into_iter().flatten() {
+        if let Some(tag) = way.pointer_mut("/properties/type").and_then(Value::as_object_mut) {
+            tag.insert("title".into(), "Kind of sign-in".into());
+            tag.insert(
+                "description".into(),
+                "Which of the ways to sign in this is.".into(),
+            );
+        }
+    }
+}
+
+fn default_key_header() -> String {
+    "X-API-Key".to_owned()
+}
+
+/// All fields that a way to sign in may have. They are read as one, because an error in a tagged enum
+/// would not tell the field.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, expecting = "expected an object with a 'type'")]
+struct AuthFields {
+    #[serde(rename = "type")]
+    kind: AuthKind,
+    token: Option<Secret>,
+    username: Option<String>,
+    password: Option<Secret>,
+    header: Option<String>,
+    key: Option<Secret>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum AuthKind {
+    None,
+    Bearer,
+    Basic,
+    #[serde(alias = "apiKey", alias = "header")]
+    ApiKey,
+}
+
+impl<'de> Deserialize<'de> for AuthConfig {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        use serde::de::Error;
+        let mut given = AuthFields::deserialize(deserializer)?;
+        let missing = D::Error::missing_field;
+        let auth = match given.kind {
+            AuthKind::None => Self::None,
+            AuthKind::Bearer => Self::Bearer {
+                token: given.token.take().ok_or_else(|| missing("token"))?,
+            },
+            AuthKind::Basic => Self::Basic {
+                username: given.username.take().ok_or_else(|| missing("username"))?,
+                password: given.password.take().ok_or_else(|| missing("password"))?,
+            },
+            AuthKind::ApiKey => Self::ApiKey {
+                header: given.header.take().unwrap_or_else(default_key_header),
+                key: given.key.take().ok_or_else(|| missing("key"))?,
+            },
+        };
+        let left_over = [
+            ("token", given.token.is_some()),
+            ("username", given.username.is_some()),
+            ("password", given.password.is_some()),
+            ("header", given.header.is_some()),
+            ("key", given.key.is_some()),
+        ];
+        match left_over.iter().find(|(_, left)| *left) {
+            Some((field, _)) => Err(D::Error::custom(format!(
+                "unknown field `{field}` for this 'type' of sign-in"
+            ))),
+            None => Ok(auth),
+        }
+    }
+}
+
+impl AuthConfig {
+    pub(super) fn resolve(&self, env: Environment) -> Result<Auth, ConfigError> {
+        let required = |secret: &Secret, field: &str| {
+            secret
+                .resolve(field, env)?
+                .ok_or_else(|| ConfigError::field(field, "must not be empty"))
+        };
+        Ok(match self {
+            Self::None => Auth::None,
+            Self::Bearer { token } => Auth::Bearer(required(token, "auth.token")?),
+            Self::Basic { username, password } => Auth::Basic {
+                username: username.clone(),
+                password: required(password, "auth.password")?,
+            },
+            Self::ApiKey { header, key } => {
+                let ((), key) = both(check_key_header(header), required(key, "auth.key"))?;
+                Auth::Header {
+                    name: header.clone(),
+                    key,
+                }
+            }
+        })
+    }
+}
+
+/// Headers that say how a request is sent, not who sends it. A key in one of them would break the
+/// request, or have it read by somebody else.
+const NOT_FOR_KEYS: [&str; 15] = [
+    "connection",
+    "content-encoding",
+    "content-length",
+    "content-type",
+    "expect",
+    "host",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "via",
+];
+
+fn check_key_header(header: &str) -> Result<(), ConfigError> {
+    if NOT_FOR_KEYS.contains(&header.trim().to_ascii_lowercase().as_str()) {
+        let message = "this header says how a request is sent and cannot carry a key; X-API-Key is usual";
+        return Err(ConfigError::field("auth.header", message));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_key_goes_into_no_header_that_requests_are_sent_by() {
+        for header in ["Host", "content-length", "Connection", "Transfer-Encoding", "TE"] {
+            let auth = AuthConfig::ApiKey {
+                header: header.to_owned(),
+                key: Secret::new("k"),
+            };
+            let error = auth.resolve(&|_| None).unwrap_err().to_string();
+            assert!(error.starts_with("auth.header: "), "{error}");
+        }
+    }
+
+    #[test]
+    fn every_part_of_signing_in_is_described() {
+        let schema: Value = schemars::schema_for!(AuthConfig).into();
+        for way in schema["oneOf"].as_array().unwrap() {
+            assert!(
+                way["title"].is_string() && way["description"].is_string(),
+                "{way}"
+            );
+            for (name, field) in way["properties"].as_object().unwrap() {
+                assert!(
+                    field["title"].is_string() && field["description"].is_string(),
+                    "{name}: {field}"
+                );
+                assert!(name == "type" || field["examples"].is_array(), "{name}: {field}");
+            }
+        }
+        let of_key = schema["oneOf"].as_array().unwrap().last().unwrap();
+        assert_eq!(of_key["required"], json!(["type", "key"]), "{of_key}");
+        assert_eq!(of_key["properties"]["header"]["default"], "X-API-Key");
+    }
+}
