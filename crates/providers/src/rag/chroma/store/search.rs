@@ -6,6 +6,7 @@ use std::time::Instant;
 use ragstone_core::fusion::{RankTrail, StageRank, fuse};
 use ragstone_core::provider::ProviderError;
 use ragstone_core::store::{SearchHit, SearchOutcome, SearchRequest, StageTime, StoreError};
+use ragstone_core::vector::normalise;
 use ragstone_core::{CollectionName, Document};
 
 use super::super::api::CollectionRecord;
@@ -20,8 +21,12 @@ impl ChromaStore {
     pub(super) async fn find(
         &self,
         name: &CollectionName,
-        request: SearchRequest,
+        mut request: SearchRequest,
     ) -> Result<SearchOutcome, StoreError> {
+        if let Some(vector) = &mut request.vector {
+            // Chroma loses the direction of very large and very small numbers.
+            normalise(vector);
+        }
         let record = self.api().collection(name).await.map_err(store_error)?;
         let collection = self.described(&record).await.map_err(store_error)?;
         if let (Some(vector), Some(expected)) = (&request.vector, collection.dimensions)
