@@ -219,3 +219,14 @@ fn wrong_arguments_are_refused_in_a_sentence() {
     );
     assert_eq!(desk.here(&[]).code, Some(2));
 }
+
+#[tokio::test]
+async fn the_store_can_be_named() {
+    let desk = Desk::new();
+    handbook(&desk);
+    let store = format!("sqlite://{}", desk.path("elsewhere").display());
+    let ingest = desk.command(&["docs", "--store", &store]);
+    let done = ingest.arg("--embeddings-config").arg(&desk.embeddings).run();
+    assert_eq!(counts(&report(&done)), [4, 0, 0, 0, 0]);
+    assert!(desk.path("elsewhere/ragstone.db").exists() && !desk.setup.data_dir().exists());
+}

@@ -183,3 +183,61 @@ async fn deleted_text_is_not_in_a_backup() {
     let bytes = std::fs::read(&file).unwrap();
     assert!(!bytes.windows(11).any(|window| window == b"canary-5d1f"));
 }
+
+/// By its name, through links, and from within its folder.
+#[cfg(unix)]
+#[tokio::test]
+async fn a_backup_never_lands_on_a_store_or_on_what_is_no_backup() {
+    let server = Setup::without_models().start().await;
+    fill(&server, "docs", 10).await;
+    let data = server.setup().data_dir();
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    std::os::unix::fs::symlink(data.join("ragstone.db"), at("symbolic")).unwrap();
+    std::os::unix::fs::symlink(&data, at("folder")).unwrap();
+    std::fs::hard_link(data.join("ragstone.db"), at("hard")).unwrap();
+    std::fs::write(at("notes.txt"), "mine").unwrap();
+    let other = Setup::without_models().start().await;
+    let own = "a file of the store itself";
+    for (file, expected) in [
+        (data.join("ragstone.db"), own),
+        (data.join("ragstone.db-wal"), own),
+        (data.join("ragstone.db-journal"), own),
+        (data.join("ragstone.lock"), own),
+        (at("symbolic"), own),
+        (at("hard"), own),
+        (at("folder").join("ragstone.db-shm"), own),
+        (data.join("../data/ragstone.db"), own),
+        (other.setup().data_dir().join("ragstone.db"), own),
+        (at("notes.txt"), "not a backup"),
+        (at("."), "not a file"),
+        (at("nowhere").join("x.db"), "there is no folder"),
+        ("-".into(), "standard output"),
+    ] {
+        let refused = ragstone(&["backup", text(&file), "--data-dir", text(&data)]).await;
+        let said = refused.failed_with(1);
+        assert!(said.contains(expected), "{file:?}: {said}");
+    }
+    assert_eq!(std::fs::read(at("notes.txt")).unwrap(), b"mine");
+    server.add("docs", vec![document(10)]).await;
+    // A later backup takes the place of an earlier one.
+    for _ in 0..2 {
+        ragstone(&["backup", text(&at("backup")), "--data-dir", text(&data)])
+            .await
+            .succeeded();
+    }
+    let (live, elsewhere) = (data.join("ragstone.db"), at("elsewhere"));
+    let refused = ragstone(&["restore", text(&live), "--data-dir", text(&elsewhere)]).await;
+    assert!(
+        refused.failed_with(1).contains("a database in use"),
+        "{refused:?}"
+    );
+    let setup = server.kill();
+    for file in [live, at("hard")] {
+        let refused = ragstone(&["restore", text(&file), "--force", "--data-dir", text(&data)]).await;
+        let said = refused.failed_with(1);
+        assert!(said.contains("of the store that would be written"), "{said}");
+    }
+    let server = setup.start().await;
+    assert_eq!(server.get("/collections/docs").await.ok()["count"], 11);
+}

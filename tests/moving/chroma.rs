@@ -13,8 +13,10 @@ async fn a_service_over_chromadb() {
     let setup = Setup::without_models().arg("--store").arg(chroma.store_url());
     let server = setup.start().await;
     routes_behave_as_they_do(&server).await;
+    names_and_numbers_that_chromadb_cannot_take_are_kept(&server).await;
     let server = records_are_kept_here(server).await;
     collections_are_copied_there_and_back(&server, &chroma).await;
+    an_engine_that_hangs_keeps_nobody_waiting(&server, &chroma).await;
     an_engine_that_goes_away_is_said_and_its_return_noticed(&server, &mut chroma).await;
 }
 
@@ -56,6 +58,52 @@ async fn routes_behave_as_they_do(server: &Server) {
     );
     assert!(!health["store"]["limitations"].as_array().unwrap().is_empty());
     server.get("/readyz").await.ok();
+}
+
+async fn names_and_numbers_that_chromadb_cannot_take_are_kept(server: &Server) {
+    fill(server, "127.0.0.1", 3).await;
+    let listed = server.get("/collections").await.ok();
+    assert!(listed.to_string().contains("\"127.0.0.1\""), "{listed}");
+    for size in [1e20, 1e-40] {
+        let vector: Vec<f64> = [0.1, 2.0 * 0.37, 0.0, 3.0].iter().map(|x| x * size).collect();
+        let query = json!({"query_embedding": vector, "top_k": 3});
+        let hits = server.post("/collections/127.0.0.1/query", query).await.ok();
+        let hit = &hits["results"][0];
+        assert_eq!(hit["id"], "d2", "{size}: {hits}");
+        assert!(hit["distance"].as_f64().unwrap() < 0.001, "{size}: {hits}");
+    }
+    server.delete("/collections/127.0.0.1").await.ok();
+    let services = server.get("/api/services").await.ok();
+    let store = &services["services"][0]["health"]["details"]["store"];
+    assert_eq!(store["engine"], "chromadb", "{services}");
+    assert!(!store["limitations"].as_array().unwrap().is_empty());
+}
+
+/// Probes have a deadline of their own, and after some of them requests do not wait either.
+async fn an_engine_that_hangs_keeps_nobody_waiting(server: &Server, chroma: &ChromaServer) {
+    // Far below what an answer may take.
+    const SOON: Duration = Duration::from_secs(10);
+    let soon = |path: &'static str| async move {
+        let answer = tokio::time::timeout(SOON, server.get(path)).await;
+        answer.unwrap_or_else(|_| panic!("{path} keeps its caller waiting"))
+    };
+    chroma.signal("STOP");
+    for _ in 0..2 {
+        soon("/readyz").await.refused(503);
+        assert_eq!(soon("/health").await.ok()["status"], "degraded");
+    }
+    let refused = soon("/collections/c").await;
+    refused.refused(503);
+    assert!(refused.header("retry-after").parse::<u64>().unwrap() >= 1);
+    chroma.signal("CONT");
+    for attempt in 0.. {
+        let ready = server.get("/readyz").await.status == 200;
+        if ready && server.get("/collections/c").await.status == 200 {
+            break;
+        }
+        assert!(attempt < 300, "the service does not resume");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }
 
 fn shown_document(n: usize) -> serde_json::Value {
@@ -142,4 +190,24 @@ async fn an_engine_that_goes_away_is_said_and_its_return_noticed(server: &Server
     }
     server.add("c", vec![document(99)]).await;
     assert_eq!(server.get("/collections/c").await.ok()["count"], 13);
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_is_named() {
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr();
+    let store = format!("chroma://{}", closed.unwrap());
+    let server = Setup::serve_embedded()
+        .arg("--no-embeddings")
+        .arg("--store")
+        .arg(&store)
+        .start()
+        .await;
+    let log = server.wait_for_log("the store does not answer yet");
+    assert!(log.contains(&store), "{log}");
+    let exported = ragstone(&["export", "c", "-", "--store", &store]).await;
+    let said = exported.failed_with(1);
+    assert!(
+        said.contains(&format!("the store {store} cannot be used")),
+        "{said}"
+    );
 }

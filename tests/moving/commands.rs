@@ -95,6 +95,22 @@ async fn an_import_can_be_renamed_piped_and_repeated_and_leaves_other_collection
     assert!(said.contains("5 of them by an earlier run"), "{said}");
     assert_eq!(server.get("/collections/copy").await.ok()["count"], 5);
 
+    // What came before the damage is taken back with the collection that was made for it.
+    let damaged = export.replace("Document 4", "Document 5");
+    let import_damaged = Setup::command(&["import", "-", "--collection", "damaged", "--url", &url]);
+    let mut child = import_damaged.build();
+    let child = child.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = child.unwrap();
+    let written = child.stdin.take().unwrap().write_all(damaged.as_bytes());
+    written.unwrap();
+    let refused = child.wait_with_output().unwrap();
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(
+        said.contains("the source is damaged") && said.contains("Nothing of it was kept"),
+        "{said}"
+    );
+    server.get("/collections/damaged").await.refused(404);
+
     server.create("other").await;
     server.add("other", vec![document(1)]).await;
     let refused = import(&["--collection", "other"]);
@@ -210,4 +226,91 @@ async fn text_queries_work_after_a_move() {
     }
     let page = target.get("/collections/docs/export").await.ok();
     assert_eq!(page["documents"][0]["model"]["id"], "tiny");
+}
+
+#[tokio::test]
+async fn what_is_read_must_be_there_and_is_not_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    for place in ["nowhere", "sqlite://nowhere"] {
+        let place = place.replace("nowhere", text(&at("nowhere")));
+        let copied = ragstone(&["copy", "--from", &place, "--to", text(&at("target"))]).await;
+        let said = copied.failed_with(1);
+        assert!(
+            said.contains("there is no store at") && said.contains("nowhere"),
+            "{said}"
+        );
+    }
+    let exported = ragstone(&[
+        "export",
+        "c",
+        text(&at("file")),
+        "--data-dir",
+        text(&at("nowhere")),
+    ])
+    .await;
+    assert!(
+        exported.failed_with(1).contains("there is no store at"),
+        "{exported:?}"
+    );
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    let server = Setup::without_models().start().await;
+    let url = server.url("");
+    let slashed = format!("{url}/");
+    for (from, to) in [(text(folder.path()), text(&at("."))), (&url, &slashed)] {
+        let same = ragstone(&["copy", "--from", from, "--to", to]).await;
+        assert!(same.failed_with(1).contains("are the same place"), "{same:?}");
+    }
+    let gone = server.url("");
+    server.stop();
+    let away = ragstone(&["export", "c", "-", "--url", &gone]).await;
+    let said = away.failed_with(1);
+    assert!(said.contains(&format!("no server answers at {gone}")), "{said}");
+}
+
+#[tokio::test]
+async fn a_collection_that_cannot_be_copied_does_not_keep_the_others() {
+    let server = Setup::without_models().start().await;
+    for name in ["a", "b", "c"] {
+        fill(&server, name, 3).await;
+    }
+    let target = Setup::without_models().start().await;
+    target.create("b").await;
+    let copied = ragstone(&["copy", "--from", &server.url(""), "--to", &target.url("")]).await;
+    let said = copied.failed_with(1);
+    assert!(
+        said.contains("b: not copied: collection 'b' is there and has other metadata"),
+        "{said}"
+    );
+    assert!(said.contains("1 of 3 collections were not copied: b"), "{said}");
+    assert_eq!(target.get("/collections/c").await.ok()["count"], 3);
+}
+
+#[tokio::test]
+async fn a_copy_knows_the_keys_of_both_servers_and_says_where_they_come_from() {
+    let keyed = |key: &str| Setup::without_models().env("RAGSTONE_API_KEYS", key);
+    let (from, to) = tokio::join!(keyed("from-key").start(), keyed("to-key").start());
+    let copy = |keys: &[(&str, &str)]| {
+        let setup = Setup::command(&["copy", "--from", &from.url(""), "--to", &to.url("")]);
+        let setup = keys
+            .iter()
+            .fold(setup, |setup, (name, key)| setup.env(name, *key));
+        setup.run()
+    };
+    let lacking = copy(&[("RAGSTONE_TO_API_KEY", "to-key")]);
+    let said = lacking.failed_with(1);
+    assert!(
+        said.contains("RAGSTONE_FROM_API_KEY or RAGSTONE_API_KEY"),
+        "{said}"
+    );
+    let both = copy(&[
+        ("RAGSTONE_API_KEY", "from-key"),
+        ("RAGSTONE_TO_API_KEY", "to-key"),
+    ]);
+    assert!(both.succeeded().contains("no collections"), "{both:?}");
+    let exported = ragstone(&["export", "c", "-", "--url", &from.url("")]).await;
+    assert!(
+        exported.failed_with(1).contains("RAGSTONE_API_KEY"),
+        "{exported:?}"
+    );
 }

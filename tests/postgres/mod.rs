@@ -3,6 +3,7 @@
 
 mod away;
 mod processes;
+mod refusals;
 mod tls;
 
 use crate::support::{Server, Setup, fixtures};

@@ -11,14 +11,14 @@ pub fn new_name() -> String {
 }
 
 /// Waits on a thread with a runtime of its own, because tests call this with and without one.
-pub fn wait_for(work: impl Future<Output = ()> + Send + 'static) {
+pub fn wait_for<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
     std::thread::spawn(move || {
         tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .expect("a runtime")
-            .block_on(work);
+            .block_on(work)
     })
     .join()
-    .expect("the work is done");
+    .expect("the work is done")
 }

@@ -33,6 +33,21 @@ pub fn new_database() -> String {
     url
 }
 
+/// Runs statements on a connection of their own.
+pub fn run_sql(url: &str, sql: &str) -> Result<(), String> {
+    let (url, sql) = (url.to_owned(), sql.to_owned());
+    apart::wait_for(async move {
+        let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls)
+            .await
+            .expect("the server of the tests answers");
+        tokio::spawn(connection);
+        client
+            .batch_execute(&sql)
+            .await
+            .map_err(|error| error.to_string())
+    })
+}
+
 /// A Postgres server of one test alone, to be stopped and started.
 pub struct Engine {
     home: PathBuf,
@@ -70,6 +85,14 @@ impl Engine {
 
     pub fn stop(&self) {
         self.pg0(&["stop", "--name", &self.name]);
+    }
+
+    /// To all of its processes, such as `STOP` and `CONT`.
+    pub fn signal(&self, name: &str) {
+        let script = "main=$(ps -eo pid=,args= | awk -v name=\"$1\" '/[p]ostgres/ && / -D / && index($0, name) {print $1}'); \
+                      test -n \"$main\" && kill -\"$0\" $main $(ps -o pid= --ppid $main)";
+        let sent = Command::new("sh").args(["-c", script, name, &self.name]).status();
+        assert!(sent.is_ok_and(|status| status.success()), "the signal is sent");
     }
 
     /// As whoever owns the folder: Postgres does not run as root.

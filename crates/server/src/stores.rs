@@ -32,10 +32,22 @@ impl OpenStore {
                     .with_context(|| format!("the store {url} cannot be opened"))?;
                 Ok(Self::Postgres(Arc::new(store)))
             }
-            StoreLocation::Chroma { url, data_dir } => Ok(Self::Chroma {
-                store: Arc::new(connect_chroma(url)?),
-                records: open_embedded(data_dir)?,
-            }),
+            StoreLocation::Chroma { url, data_dir } => {
+                let store = connect_chroma(url)?;
+                let records = open_embedded(data_dir)?;
+                if let Err(error) = store.health().await {
+                    let error = format!("{:#}", anyhow::Error::from(error));
+                    tracing::warn!(
+                        url,
+                        error,
+                        "the store does not answer yet, and is asked again as requests come"
+                    );
+                }
+                Ok(Self::Chroma {
+                    store: Arc::new(store),
+                    records,
+                })
+            }
         }
     }
 

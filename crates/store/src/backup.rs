@@ -5,6 +5,8 @@
 //! done. A backup has all that was acknowledged before it was begun, and nothing that was deleted
 //! by then.
 
+mod place;
+
 use std::ffi::OsString;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -40,6 +42,7 @@ pub fn backup(directory: &Path, file: &Path, progress: impl Fn(u64, u64)) -> Res
     if !database.exists() {
         return Err(Error::NothingToBackUp(directory.to_owned()));
     }
+    place::check_target(directory, file)?;
     crate::vec_extension::register();
     let failed = |source| Error::Backup {
         path: file.to_owned(),
@@ -144,6 +147,7 @@ pub fn restore(file: &Path, directory: &Path, occupied: Occupied) -> Result<Back
             reason: "there is no such file".into(),
         });
     }
+    place::check_source(directory, file)?;
     let target = DataDirectory::open(directory)?;
     if occupied == Occupied::Refuse && holds_data(directory).map_err(failed)? {
         return Err(Error::NotEmpty(directory.to_owned()));

@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use deadpool_postgres::{HookError, PoolError, TimeoutType};
-use ragstone_core::CollectionName;
+use ragstone_core::collection::shorten;
 use ragstone_core::store::StoreError;
+use ragstone_core::{CollectionName, DocumentId};
 use rusqlite::ErrorCode;
 use tokio_postgres::error::SqlState;
 
@@ -21,6 +22,8 @@ pub enum Error {
     NewerSchema { found: i64, known: i64 },
     #[error("{path} cannot be written: {source}")]
     Backup { path: PathBuf, source: std::io::Error },
+    #[error("{path} cannot be written as a backup: {reason}")]
+    BackupPlace { path: PathBuf, reason: String },
     #[error("there is no database in {0} to back up")]
     NothingToBackUp(PathBuf),
     #[error("{path} is not a backup that can be restored: {reason}")]
@@ -66,10 +69,16 @@ pub enum Error {
     DatabaseTimeout,
     #[error("the database cannot be reached: {0}")]
     DatabaseUnreachable(String),
-    #[error("a document has more different words than Postgres can index: split it into smaller ones")]
-    TooManyWords,
+    #[error("the database is read-only")]
+    DatabaseReadOnly,
+    #[error(
+        "document {:?} has more different words than Postgres can index: split it into smaller ones",
+        shorten(.0.as_str())
+    )]
+    TooManyWords(DocumentId),
+    /// The driver's own error is part of the message.
     #[error("{}", with_reason(.0))]
-    Postgres(#[source] tokio_postgres::Error),
+    Postgres(tokio_postgres::Error),
     #[error("stored metadata cannot be read")]
     Json(#[from] serde_json::Error),
 }
@@ -92,6 +101,8 @@ impl From<tokio_postgres::Error> for Error {
             Self::DatabaseUnreachable(with_reason(&error))
         } else if error.code() == Some(&SqlState::QUERY_CANCELED) {
             Self::DatabaseTimeout
+        } else if error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION) {
+            Self::DatabaseReadOnly
         } else if matches!(error.code(), Some(&SqlState::DISK_FULL)) {
             Self::DiskFull
         } else {
@@ -104,7 +115,7 @@ impl From<PoolError> for Error {
     fn from(error: PoolError) -> Self {
         match error {
             PoolError::Timeout(TimeoutType::Wait) => Self::DatabaseBusy,
-            PoolError::Timeout(_) => Self::DatabaseUnreachable("no answer to a connection".into()),
+            PoolError::Timeout(_) => Self::DatabaseTimeout,
             PoolError::Backend(error) | PoolError::PostCreateHook(HookError::Backend(error)) => error.into(),
             PoolError::Closed => Self::Closed,
             other => Self::DatabaseUnreachable(other.to_string()),
@@ -128,15 +139,17 @@ fn is_unreachable(error: &tokio_postgres::Error) -> bool {
                     SqlState::TOO_MANY_CONNECTIONS,
                     SqlState::OUT_OF_MEMORY,
                     SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT,
-                    SqlState::READ_ONLY_SQL_TRANSACTION,
                 ]
                 .contains(code)
         }
     }
 }
 
-/// The driver says what it did, and its source what went wrong; neither names a password.
+/// What the server said, or else what the driver did and what went wrong; neither names a password.
 fn with_reason(error: &tokio_postgres::Error) -> String {
+    if let Some(said) = error.as_db_error() {
+        return said.message().to_owned();
+    }
     match std::error::Error::source(error) {
         Some(reason) => format!("{error}: {reason}"),
         None => error.to_string(),
@@ -189,7 +202,8 @@ impl From<Error> for StoreError {
                 tracing::warn!(reason, "the database cannot be reached");
                 later("The database cannot be reached; try again soon", 2)
             }
-            Error::TooManyWords => Self::Unsupported(error.to_string()),
+            Error::DatabaseReadOnly => later("The database is read-only for now and takes no writes", 5),
+            Error::TooManyWords(_) => Self::Unsupported(error.to_string()),
             other => Self::Failed(Box::new(other)),
         }
     }

@@ -26,12 +26,17 @@ pub struct InspectedCollection {
     pub metadata: ragstone_core::Metadata,
 }
 
+/// Whether a data directory has a database. Creates nothing.
+pub fn has_database(directory: &Path) -> bool {
+    directory.join(DATABASE_FILE).exists()
+}
+
 /// `None` where there is no database yet. Blocks; checking a large file takes seconds.
 pub fn inspect(directory: &Path) -> Result<Option<Inspection>> {
-    let database = directory.join(DATABASE_FILE);
-    if !database.exists() {
+    if !has_database(directory) {
         return Ok(None);
     }
+    let database = directory.join(DATABASE_FILE);
     crate::vec_extension::register();
     let connection = open_reader(&database)?;
     let schema = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;

@@ -47,6 +47,15 @@ impl ChromaServer {
         let _ = self.process.wait();
     }
 
+    /// By its name, such as `STOP` and `CONT`.
+    #[allow(dead_code, reason = "not every test file that shares this needs it")]
+    pub fn signal(&self, name: &str) {
+        let sent = Command::new("sh")
+            .args(["-c", "kill -\"$0\" \"$1\"", name, &self.process.id().to_string()])
+            .status();
+        assert!(sent.is_ok_and(|status| status.success()), "the signal is sent");
+    }
+
     /// The same server again, on the same data.
     pub async fn restart(&mut self) {
         self.stop();

@@ -202,6 +202,10 @@ impl LocalProvider {
             Ok(facts) => {
                 details.insert("collections_count".into(), facts.collections.into());
                 details.insert("storage_bytes".into(), facts.storage_bytes.into());
+                if let Some(engine) = facts.engine {
+                    let store = json!({"engine": engine.name, "limitations": engine.limitations});
+                    details.insert("store".into(), store);
+                }
             }
             Err(error) => {
                 details.insert("error".into(), error.to_string().into());

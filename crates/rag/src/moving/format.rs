@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 use ragstone_core::collection::shorten;
 use ragstone_core::document::check_vector;
-use ragstone_core::error::InvalidInput;
+use ragstone_core::error::{InvalidInput, in_plain_words};
 use ragstone_core::model::ModelIdentity;
 use ragstone_core::store::{KeptVectors, MovedDocument};
 use ragstone_core::vector::normalise;
@@ -27,6 +27,7 @@ pub struct Head {
     /// The version of this format.
     ragstone_export: u32,
     pub collection: String,
+    #[serde(default)]
     pub metadata: Metadata,
     pub dimensions: Option<usize>,
 }
@@ -43,7 +44,11 @@ impl Head {
 
     pub(super) fn parse(line: &[u8]) -> Result<Self, InvalidInput> {
         let head: Self = serde_json::from_slice(line).map_err(|error| {
-            InvalidInput::new(format!("the first line is not that of an export: {error}"))
+            InvalidInput::new(format!(
+                "its first line must be one such as {{\"ragstone_export\": {VERSION}, \"collection\": \"docs\", \"metadata\": \
+                 {{}}}}: {}",
+                json_problem(&error)
+            ))
         })?;
         if head.ragstone_export != VERSION {
             return Err(InvalidInput::new(format!(
@@ -56,29 +61,64 @@ impl Head {
 }
 
 /// How many documents there are, and what they add up to.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Sum {
     pub documents: u64,
     /// Over everything that is kept of them, in their order.
     pub sha256: String,
 }
 
-/// The last line.
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct End {
-    pub(super) end: Sum,
+/// The last line, as it is written.
+#[derive(Serialize)]
+pub(super) struct End<'a> {
+    pub(super) end: &'a Sum,
 }
 
-impl End {
+/// The last line, as it is read: one of somebody's own may do without the checksum.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Claim {
+    pub documents: u64,
+    pub sha256: Option<String>,
+}
+
+impl Claim {
     /// `None` for a line that is a document's.
-    pub(super) fn parse(line: &[u8]) -> Option<Sum> {
+    pub(super) fn parse(line: &[u8]) -> Result<Option<Self>, InvalidInput> {
         const LONGEST: usize = 512;
-        if line.len() > LONGEST {
-            return None;
+        const KEY: &[u8] = b"\"end\"";
+        if line.len() > LONGEST || !line.windows(KEY.len()).any(|part| part == KEY) {
+            return Ok(None);
         }
-        serde_json::from_slice::<Self>(line).ok().map(|end| end.end)
+        let Ok(mut fields) = serde_json::from_slice::<Metadata>(line) else {
+            return Ok(None);
+        };
+        match fields.remove("end") {
+            Some(end) if fields.is_empty() => serde_json::from_value(end).map(Some).map_err(|error| {
+                InvalidInput::new(format!(
+                    "the line that counts the documents must be one such as {{\"end\": {{\"documents\": 3}}}}, with a \
+                     \"sha256\" where there is one: {}",
+                    json_problem(&error)
+                ))
+            }),
+            _ => Ok(None),
+        }
+    }
+}
+
+/// Without the place within the line, which says that it is line 1.
+fn json_problem(error: &serde_json::Error) -> String {
+    let message = error.to_string();
+    let (problem, column) = match message.rsplit_once(" at line 1 column ") {
+        Some((problem, column)) => (problem, Some(column)),
+        None => (message.as_str(), None),
+    };
+    let problem = in_plain_words(problem);
+    match column {
+        Some(column) if error.is_syntax() || error.is_eof() => {
+            format!("this is not JSON ({problem} at column {column})")
+        }
+        _ => problem,
     }
 }
 
@@ -121,7 +161,17 @@ impl<'a> From<&'a MovedDocument> for DocumentLine<'a> {
     }
 }
 
-impl DocumentLine<'_> {
+impl<'a> DocumentLine<'a> {
+    pub(super) fn parse(line: &'a [u8]) -> Result<Self, InvalidInput> {
+        serde_json::from_slice(line).map_err(|error| {
+            let mut problem = json_problem(&error);
+            if error.is_data() {
+                problem = format!("not a document: {problem}");
+            }
+            InvalidInput::new(problem)
+        })
+    }
+
     /// The message does not say which document it is about.
     pub fn check(self) -> Result<MovedDocument, InvalidInput> {
         let mut vector = self.embedding.into_owned();

@@ -6,6 +6,7 @@
 //! by being started again, needs no notes of where it was, and can neither lose nor double anything.
 //! In the end what the target holds is read back and compared.
 
+mod export;
 mod file;
 mod format;
 #[cfg(test)]
@@ -16,11 +17,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
+use ragstone_core::error::InvalidInput;
 use ragstone_core::store::{KeptVectors, MovedDocument, MovedPage, MovedRange, Place, Store, StoreError};
 use ragstone_core::{Collection, CollectionName, Metadata};
 
-pub use file::{ExportFile, FileSource, export_file, export_to, verify_file};
-pub use format::{DocumentLine, Head, Sum, read_documents};
+pub use export::{Begun, ExportFile, export_file, export_to};
+pub use file::{FileSource, verify_file};
+pub use format::{Claim, DocumentLine, Head, Sum, read_documents};
 pub use transfer::{Moved, transfer};
 
 use crate::error::ServiceError;
@@ -37,6 +40,8 @@ pub trait Peer: Send + Sync {
     async fn collection(&self, name: &CollectionName) -> Result<Collection, StoreError>;
 
     async fn create_collection(&self, name: &CollectionName, metadata: Metadata) -> Result<(), StoreError>;
+
+    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StoreError>;
 
     /// As [`Store::export`].
     async fn export(&self, name: &CollectionName, range: MovedRange) -> Result<MovedPage, StoreError>;
@@ -65,6 +70,10 @@ impl Peer for StorePeer {
         self.0.create_collection(name, metadata).await.map(|_| ())
     }
 
+    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StoreError> {
+        self.0.delete_collection(name).await
+    }
+
     async fn export(&self, name: &CollectionName, range: MovedRange) -> Result<MovedPage, StoreError> {
         self.0.export(name, range).await
     }
@@ -86,7 +95,7 @@ pub trait Source: Send {
     async fn next(&mut self) -> Result<Vec<MovedDocument>, ServiceError>;
 
     /// What the source itself says of all its documents, once they have been read.
-    fn claim(&self) -> Option<&Sum> {
+    fn claim(&self) -> Option<&Claim> {
         None
     }
 }
@@ -98,7 +107,12 @@ pub struct PeerSource<'a> {
     /// The place of the last document that was read.
     last: Option<Place>,
     ended: bool,
+    /// How often it had grown when its end was reached.
+    grown: u32,
 }
+
+/// After so many times a collection that keeps growing is taken as it was then.
+const GROWTH: u32 = 3;
 
 impl<'a> PeerSource<'a> {
     pub fn new(peer: &'a dyn Peer, name: &'a CollectionName) -> Self {
@@ -111,6 +125,7 @@ impl<'a> PeerSource<'a> {
             name,
             last,
             ended: false,
+            grown: 0,
         }
     }
 
@@ -118,22 +133,53 @@ impl<'a> PeerSource<'a> {
     pub fn last(&self) -> Option<Place> {
         self.last
     }
-}
 
-#[async_trait]
-impl Source for PeerSource<'_> {
-    async fn next(&mut self) -> Result<Vec<MovedDocument>, ServiceError> {
+    async fn up_to(&mut self, limit: usize) -> Result<Vec<MovedDocument>, ServiceError> {
         if self.ended {
             return Ok(Vec::new());
         }
         let range = MovedRange {
             after: self.last,
-            limit: BATCH,
+            limit,
         };
         let page = transfer::patiently(|| self.peer.export(self.name, range)).await?;
         self.ended = !page.more;
         self.last = page.last.or(self.last);
         Ok(page.documents)
+    }
+
+    /// The next documents, none only if the `read` ones are all that there are. Fails where
+    /// documents were taken away meanwhile: what was read is no state that the collection was in.
+    async fn next_or_grown(&mut self, read: u64) -> Result<Vec<MovedDocument>, ServiceError> {
+        let page = self.next().await?;
+        if !page.is_empty() || self.grown == GROWTH {
+            return Ok(page);
+        }
+        let now = transfer::patiently(|| self.peer.collection(self.name))
+            .await?
+            .count;
+        if now == read {
+            return Ok(page);
+        }
+        self.ended = false;
+        self.grown += 1;
+        let more = self.next().await?;
+        if now < read || more.is_empty() {
+            return Err(InvalidInput::new(format!(
+                "collection '{}' was changed meanwhile: {read} documents were read, and it has {now} now. Start the \
+                 same command again",
+                self.name
+            ))
+            .into());
+        }
+        Ok(more)
+    }
+}
+
+#[async_trait]
+impl Source for PeerSource<'_> {
+    async fn next(&mut self) -> Result<Vec<MovedDocument>, ServiceError> {
+        self.up_to(BATCH).await
     }
 }
 

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use async_trait::async_trait;
 use ragstone_core::model::ModelIdentity;
 use ragstone_core::store::{
-    DocumentBatch, KeptVectors, MovedDocument, MovedPage, MovedRange, Store, StoreError, StoredDocument,
+    DocumentBatch, KeptVectors, MovedDocument, MovedPage, MovedRange, Selection, Store, StoreError,
+    StoredDocument,
 };
 use ragstone_core::{Collection, CollectionName, Document, DocumentId, Metadata};
 use ragstone_store::{SqliteStore, StoreOptions};
@@ -58,8 +59,8 @@ async fn filled(directory: &Path, documents: usize) -> StorePeer {
 async fn export(peer: &dyn Peer, path: &Path) -> Result<Sum, ServiceError> {
     let docs = name("docs");
     let head = Head::of(&peer.collection(&docs).await?);
-    let file = ExportFile::begin(path, &head, "here")?;
-    let source = PeerSource::behind(peer, &docs, file.begun().0);
+    let mut source = PeerSource::new(peer, &docs);
+    let (file, _) = ExportFile::begin(path, &head, &mut source).await?;
     export_file(source, file, &Progress::default()).await
 }
 
@@ -103,6 +104,9 @@ impl Peer for Failing<'_> {
     }
     async fn create_collection(&self, name: &CollectionName, metadata: Metadata) -> Result<(), StoreError> {
         self.inner.create_collection(name, metadata).await
+    }
+    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StoreError> {
+        self.inner.delete_collection(name).await
     }
     async fn export(&self, name: &CollectionName, range: MovedRange) -> Result<MovedPage, StoreError> {
         Self::count_down(&self.exports)?;
@@ -166,15 +170,86 @@ async fn an_export_that_broke_off_leaves_no_file_and_goes_on() {
         .open(at("file.part"))
         .unwrap();
     std::io::Write::write_all(&mut part, b"{\"id\": \"half").unwrap();
-    let head = Head::of(&from.collection(&name("docs")).await.unwrap());
-    let elsewhere = ExportFile::begin(&at("other"), &head, "here").unwrap();
-    assert_eq!(elsewhere.begun(), (None, 0));
-    let (place, documents) = ExportFile::begin(&at("file"), &head, "here").unwrap().begun();
-    assert!(place.is_some() && documents >= 1000, "{documents}");
+    assert_eq!(begun(&from, &at("other")).await, Begun::Anew);
+    let goes_on = begun(&from, &at("file")).await;
+    assert!(
+        matches!(goes_on, Begun::GoesOn { documents: 1000.. }),
+        "{goes_on:?}"
+    );
     assert_eq!(export(&from, &at("file")).await.unwrap(), whole);
     assert_eq!(
         std::fs::read(at("file")).unwrap(),
         std::fs::read(at("whole")).unwrap()
+    );
+}
+
+async fn begun(peer: &dyn Peer, path: &Path) -> Begun {
+    let docs = name("docs");
+    let head = Head::of(&peer.collection(&docs).await.unwrap());
+    let mut source = PeerSource::new(peer, &docs);
+    ExportFile::begin(path, &head, &mut source).await.unwrap().1
+}
+
+#[tokio::test]
+async fn an_export_of_what_has_changed_since_starts_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |part: &str| folder.path().join(part);
+    let docs = name("docs");
+    let from = filled(&at("from"), 3500).await;
+    let first = MovedRange {
+        after: None,
+        limit: 3,
+    };
+    let first = from.export(&docs, first).await.unwrap().documents;
+    let mut changed = first[1].clone();
+    changed.document.text = "another text in the same place".into();
+    for change in ["replaced", "deleted", "made anew"] {
+        let file = at(change);
+        assert!(export(&Failing::after(&from, 2, 0), &file).await.is_err());
+        match change {
+            "replaced" => from.import(&docs, vec![changed.clone()]).await.unwrap(),
+            "deleted" => {
+                let gone = Selection::Ids(vec![first[2].document.id.clone()]);
+                from.0.delete_documents(&docs, gone).await.unwrap();
+            }
+            _ => {
+                let metadata = from.collection(&docs).await.unwrap().metadata;
+                from.delete_collection(&docs).await.unwrap();
+                from.create_collection(&docs, metadata).await.unwrap();
+                from.import(&docs, first.clone()).await.unwrap();
+            }
+        }
+        assert_eq!(begun(&from, &file).await, Begun::StartedOver, "{change}");
+        let sum = export(&from, &file).await.unwrap();
+        assert_eq!(sum, export(&from, &at("whole")).await.unwrap(), "{change}");
+        assert_eq!(sum.documents, from.collection(&docs).await.unwrap().count);
+    }
+}
+
+/// What is added while an export reads belongs to it; after a deletion it is of no state at all.
+#[tokio::test]
+async fn an_export_has_as_many_documents_as_its_collection() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |part: &str| folder.path().join(part);
+    let docs = name("docs");
+    let from = filled(&at("from"), 10).await;
+    let more = filled(&at("more"), 12).await;
+    let range = MovedRange {
+        after: None,
+        limit: 12,
+    };
+    let more = more.export(&docs, range).await.unwrap().documents;
+    let mut source = PeerSource::new(&from, &docs);
+    assert_eq!(source.next_or_grown(0).await.unwrap().len(), 10);
+    from.import(&docs, more[10..].to_vec()).await.unwrap();
+    assert_eq!(source.next_or_grown(10).await.unwrap().len(), 2);
+    assert!(source.next_or_grown(12).await.unwrap().is_empty());
+    let gone = Selection::Ids(vec![more[0].document.id.clone()]);
+    from.0.delete_documents(&docs, gone).await.unwrap();
+    let refusal = source.next_or_grown(12).await.unwrap_err().to_string();
+    assert!(
+        refusal.contains("12 documents were read, and it has 11 now"),
+        "{refusal}"
     );
 }
 
@@ -194,6 +269,9 @@ impl Peer for Rounding<'_> {
     }
     async fn create_collection(&self, name: &CollectionName, metadata: Metadata) -> Result<(), StoreError> {
         self.inner.create_collection(name, metadata).await
+    }
+    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StoreError> {
+        self.inner.delete_collection(name).await
     }
     async fn export(&self, name: &CollectionName, range: MovedRange) -> Result<MovedPage, StoreError> {
         let mut page = self.inner.export(name, range).await?;
@@ -285,14 +363,36 @@ async fn damaged_files_are_refused_with_the_line_at_fault() {
             lines[..6].join("\n"),
             "last line, which counts the documents, is missing",
         ),
-        (String::new(), "last line, which counts"),
-        (with(0, "{}"), "first line is not that of an export"),
+        (String::new(), "bad is empty"),
+        (
+            with(0, "{}"),
+            "is not an export: its first line must be one such as",
+        ),
+        ("name,price\nx,1\n".to_owned(), "is not an export: its first line"),
+        (
+            format!("{}\n{}", lines.join("\n"), lines[1]),
+            "there is more after the line that counts the documents",
+        ),
+        (
+            with(6, "{\"end\": {\"documents\": \"5\"}}"),
+            "line 7: the line that counts the documents must be one such as",
+        ),
         (
             with(0, &lines[0].replace("export\":1", "export\":2")),
             "format version 2",
         ),
-        (with(3, "{\"id\": 3}"), "line 4: "),
-        (with(3, "nonsense"), "line 4: "),
+        (
+            with(3, "{\"id\": 3}"),
+            "line 4: not a document: invalid type: integer `3`, expected a string",
+        ),
+        (
+            with(3, "{\"id\": \"3\"}"),
+            "line 4: not a document: missing field `text`",
+        ),
+        (
+            with(3, "nonsense"),
+            "line 4: this is not JSON (expected ident at column 2)",
+        ),
         (with(3, &vector), "line 4: 'norm' must be"),
         (
             with(3, &long),
@@ -312,5 +412,47 @@ async fn damaged_files_are_refused_with_the_line_at_fault() {
         let to = StorePeer(store(&at(&format!("to{number}"))));
         let refusal = import(&at("bad"), &to).await.unwrap_err().to_string();
         assert!(refusal.contains(expected), "{expected}: {refusal}");
+        // A collection that was made for it goes with it.
+        assert!(to.collections().await.unwrap().is_empty(), "{expected}");
     }
+    // What was there stays, and the message says what came to it.
+    let there = filled(&at("there"), 2).await;
+    std::fs::write(at("bad"), less.join("\n")).unwrap();
+    let mut source = FileSource::open(&at("bad")).unwrap();
+    let head = source.head.clone();
+    let docs = name("docs");
+    let moved = transfer(&mut source, &head, &there, &docs, &Progress::default()).await;
+    let refusal = moved.unwrap_err().to_string();
+    assert!(
+        refusal.contains("2 documents were stored in collection 'docs'"),
+        "{refusal}"
+    );
+    assert_eq!(there.collection(&docs).await.unwrap().count, 4);
+}
+
+#[tokio::test]
+async fn lines_of_ones_own_need_neither_lengths_nor_checksums() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |part: &str| folder.path().join(part);
+    let lines = [
+        json!({"ragstone_export": 1, "collection": "docs"}),
+        json!({"id": "a", "text": "the \"end\"", "embedding": [3.0, 4.0]}),
+        json!({"id": "b", "text": "", "metadata": {"end": {"documents": 1}}, "embedding": [1.0, 0.0]}),
+        json!({"end": {"documents": 2}}),
+    ];
+    let text: Vec<String> = lines.iter().map(ToString::to_string).collect();
+    std::fs::write(at("own"), text.join("\n")).unwrap();
+    assert_eq!(verify_file(&at("own")).unwrap().documents, 2);
+    let to = StorePeer(store(&at("to")));
+    assert_eq!(import(&at("own"), &to).await.unwrap().sum.documents, 2);
+    std::fs::write(
+        at("own"),
+        text.join("\n").replace("\"documents\":2", "\"documents\":3"),
+    )
+    .unwrap();
+    let refusal = verify_file(&at("own")).unwrap_err().to_string();
+    assert!(
+        refusal.contains("says that it has 3 documents, and has 2"),
+        "{refusal}"
+    );
 }

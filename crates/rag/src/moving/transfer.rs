@@ -8,7 +8,7 @@ use ragstone_core::collection::shorten;
 use ragstone_core::error::InvalidInput;
 use ragstone_core::store::{KeptVectors, MovedDocument, StoreError};
 
-use super::format::{Head, Sum, Summing};
+use super::format::{Claim, Head, Sum, Summing};
 use super::{Peer, PeerSource, Progress, Source};
 use crate::error::ServiceError;
 
@@ -35,13 +35,63 @@ pub async fn transfer(
     name: &CollectionName,
     progress: &Progress,
 ) -> Result<Moved, ServiceError> {
-    ensure_collection(target, name, head).await?;
+    let created = ensure_collection(target, name, head).await?;
+    let mut stored = 0;
+    match fill(source, target, name, progress, &mut stored).await {
+        Ok(moved) => Ok(moved),
+        Err(Broken::Other(error)) => Err(error),
+        Err(Broken::Source(ServiceError::Invalid(problem))) => {
+            let left = match created {
+                Created::Now => target.delete_collection(name).await.is_err(),
+                Created::Before => stored > 0,
+            };
+            Err(InvalidInput::new(if left {
+                format!(
+                    "{problem}. Of what came before, {stored} documents were stored in collection '{name}': delete \
+                     them, or mend the source and import it again, which goes on after them"
+                )
+            } else {
+                format!("{problem}. Nothing of it was kept")
+            })
+            .into())
+        }
+        Err(Broken::Source(error)) => Err(error),
+    }
+}
+
+/// Whose fault it is that a move broke off.
+enum Broken {
+    Source(ServiceError),
+    Other(ServiceError),
+}
+
+impl From<ServiceError> for Broken {
+    fn from(error: ServiceError) -> Self {
+        Self::Other(error)
+    }
+}
+
+impl From<StoreError> for Broken {
+    fn from(error: StoreError) -> Self {
+        Self::Other(error.into())
+    }
+}
+
+/// `stored` tells how many documents were added.
+async fn fill(
+    source: &mut dyn Source,
+    target: &dyn Peer,
+    name: &CollectionName,
+    progress: &Progress,
+    stored: &mut usize,
+) -> Result<Moved, Broken> {
     let vectors = target.vectors().await?;
     let mut there = PeerSource::new(target, name);
     let mut sums = Sums::new(vectors);
-    let rest = common_beginning(source, &mut there, &mut sums, progress)
-        .await
-        .map_err(|error| explain(error, name))?;
+    let rest = match common_beginning(source, &mut there, &mut sums, progress).await {
+        Err(Different::Damaged(error)) => return Err(Broken::Source(error)),
+        other => other.map_err(|error| explain(error, name))?,
+    };
     let already_there = sums.documents();
     let mut read_back = sums.comparable.clone();
     let mut last = there.last();
@@ -51,12 +101,11 @@ pub async fn transfer(
     while !batch.is_empty() {
         let before = sums.documents();
         batch.iter().for_each(|moved| sums.add(moved));
-        let written = async {
-            patiently(|| target.import(name, batch.clone()))
-                .await
-                .map_err(ServiceError::from)
-        };
-        let ((), next) = futures::future::try_join(written, source.next()).await?;
+        let written = patiently(|| target.import(name, batch.clone()));
+        // Whatever becomes of the source, it is known what was stored.
+        let (written, next) = futures::future::join(written, source.next()).await;
+        written?;
+        *stored += batch.len();
         if vectors == KeptVectors::Rounded {
             // Their sum says nothing of them, so they are compared one by one while they are at hand.
             let mut added = PeerSource::behind(target, name, last);
@@ -65,10 +114,10 @@ pub async fn transfer(
             last = added.last();
         }
         progress.add(batch.len());
-        batch = next;
+        batch = next.map_err(Broken::Source)?;
     }
     let (sum, comparable) = sums.finish();
-    check_claim(source.claim(), &sum)?;
+    check_claim(source.claim(), &sum).map_err(|problem| Broken::Source(problem.into()))?;
 
     let mut added = PeerSource::behind(target, name, begun_at);
     loop {
@@ -80,12 +129,12 @@ pub async fn transfer(
     }
     let read_back = read_back.finish();
     if read_back != comparable {
-        return Err(InvalidInput::new(format!(
+        let different = InvalidInput::new(format!(
             "collection '{name}' does not hold what was moved: {} documents with checksum {} were sent, {} with {} are \
              there. Was something else written to it meanwhile?",
             comparable.documents, comparable.sha256, read_back.documents, read_back.sha256
-        ))
-        .into());
+        ));
+        return Err(Broken::Other(different.into()));
     }
     Ok(Moved { sum, already_there })
 }
@@ -152,30 +201,42 @@ async fn compare(batch: &[MovedDocument], added: &mut PeerSource<'_>, before: u6
     Ok(())
 }
 
-pub(super) fn check_claim(claim: Option<&Sum>, sum: &Sum) -> Result<(), InvalidInput> {
-    match claim {
-        Some(claim) if claim != sum => Err(InvalidInput::new(format!(
-            "the source is damaged: it says that it has {} documents with checksum {}, and has {} with {}",
-            claim.documents, claim.sha256, sum.documents, sum.sha256
-        ))),
-        _ => Ok(()),
-    }
+pub(super) fn check_claim(claim: Option<&Claim>, sum: &Sum) -> Result<(), InvalidInput> {
+    let Some(claim) = claim else { return Ok(()) };
+    let problem = match &claim.sha256 {
+        _ if claim.documents != sum.documents => format!(
+            "it says that it has {} documents, and has {}",
+            claim.documents, sum.documents
+        ),
+        Some(sha256) if *sha256 != sum.sha256 => format!(
+            "it says that its documents have the checksum {sha256}, and they have {}",
+            sum.sha256
+        ),
+        _ => return Ok(()),
+    };
+    Err(InvalidInput::new(format!("the source is damaged: {problem}")))
+}
+
+/// Whether this run made the collection.
+enum Created {
+    Now,
+    Before,
 }
 
 async fn ensure_collection(
     target: &dyn Peer,
     name: &CollectionName,
     head: &Head,
-) -> Result<(), ServiceError> {
+) -> Result<Created, ServiceError> {
     match target.collection(name).await {
-        Ok(there) if there.metadata == head.metadata => Ok(()),
+        Ok(there) if there.metadata == head.metadata => Ok(Created::Before),
         Ok(_) => Err(InvalidInput::new(format!(
             "collection '{name}' is there and has other metadata: name a collection that is not there, or delete it first"
         ))
         .into()),
         Err(StoreError::CollectionNotFound(_)) => {
             target.create_collection(name, head.metadata.clone()).await?;
-            Ok(())
+            Ok(Created::Now)
         }
         Err(error) => Err(error.into()),
     }
@@ -191,6 +252,8 @@ enum Different {
     More {
         documents: u64,
     },
+    /// The source is at fault.
+    Damaged(ServiceError),
     Failed(ServiceError),
 }
 
@@ -212,7 +275,7 @@ impl From<ServiceError> for Different {
 
 fn explain(different: Different, name: &CollectionName) -> ServiceError {
     let problem = match different {
-        Different::Failed(error) => return error,
+        Different::Damaged(error) | Different::Failed(error) => return error,
         Different::More { documents } => format!(
             "collection '{name}' holds more than the {documents} documents that are moved: it is not left from an earlier attempt"
         ),
@@ -243,7 +306,7 @@ async fn common_beginning(
     let mut theirs: VecDeque<MovedDocument> = VecDeque::new();
     loop {
         if ours.is_empty() {
-            ours = source.next().await?.into();
+            ours = source.next().await.map_err(Different::Damaged)?.into();
         }
         if theirs.is_empty() {
             theirs = there.next().await?.into();

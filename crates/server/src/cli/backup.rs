@@ -1,7 +1,7 @@
 //! `ragstone backup` and `restore`: the embedded store as one file, also while a server uses it.
 
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -60,6 +60,12 @@ impl PlaceArgs {
 }
 
 pub(super) fn backup(args: &BackupArgs) -> anyhow::Result<()> {
+    if args.file == Path::new("-") {
+        // It is read back before it counts, and a pipe cannot be.
+        anyhow::bail!(
+            "a backup cannot be written to standard output: name a file, such as ragstone-backup.db"
+        );
+    }
     let directory = args.place.directory()?;
     let bar = std::io::stderr().is_terminal().then(bar);
     let done = ragstone_store::backup(&directory, &args.file, |copied, pages| {

@@ -79,10 +79,12 @@ pub struct IngestArgs {
     /// What documents from standard input are known by
     #[arg(long, value_name = "NAME", default_value = "stdin")]
     source: String,
-    /// Where the embedded store keeps its file [default: ragstone-data; env: RAGSTONE_DATA_DIR];
-    /// RAGSTONE_STORE names another store
+    /// Where the embedded store keeps its file [default: ragstone-data; env: RAGSTONE_DATA_DIR]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
+    /// Which store [default: the data directory; env: RAGSTONE_STORE]
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
     /// Configuration file [env: RAGSTONE_CONFIG]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -231,6 +233,7 @@ fn settings(args: &IngestArgs) -> anyhow::Result<Settings> {
     let file = config::read_file(args.config.as_deref(), env)?;
     let flags = Flags {
         data_dir: args.data_dir.clone(),
+        store: args.store.clone(),
         embeddings_config: args.embeddings_config.clone(),
         threads: args.threads,
         // Nothing listens here, so nothing needs a key.

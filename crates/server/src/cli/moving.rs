@@ -9,21 +9,31 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::Args;
 use ragstone_core::collection::CollectionName;
+use ragstone_core::store::StoreError;
+use ragstone_rag::error::ServiceError;
 use ragstone_rag::moving::{
-    ExportFile, FileSource, Head, Peer, PeerSource, Sum, export_file, export_to, transfer, verify_file,
+    Begun, ExportFile, FileSource, Head, Peer, PeerSource, Sum, export_file, export_to, transfer, verify_file,
 };
 
 use super::block_on;
-use super::remote::REMOTE_ENVIRONMENT;
 use crate::{listen, telemetry};
-use peers::{OpenPeer, PeerArgs};
+use peers::{Access, OpenPeer, PeerArgs};
 use show::Shown;
 
 /// Standard input or output.
 const STANDARD: &str = "-";
 
+/// What the commands read from the environment and no flag says, because other users can see flags.
+const ENVIRONMENT: &str = "Environment:\n  \
+    RAGSTONE_API_KEY       The key of a server that wants one\n  \
+    RAGSTONE_CHROMA_TOKEN  The token of a ChromaDB server that wants one";
+const COPY_ENVIRONMENT: &str = "Environment:\n  \
+    RAGSTONE_API_KEY       The key of servers that want one\n  \
+    RAGSTONE_FROM_API_KEY, RAGSTONE_TO_API_KEY  The same for one of the two, where their keys differ\n  \
+    RAGSTONE_CHROMA_TOKEN  The token of a ChromaDB server that wants one";
+
 #[derive(Args)]
-#[command(after_help = REMOTE_ENVIRONMENT)]
+#[command(after_help = ENVIRONMENT)]
 pub(super) struct ExportArgs {
     /// The collection
     collection: String,
@@ -34,7 +44,7 @@ pub(super) struct ExportArgs {
 }
 
 #[derive(Args)]
-#[command(after_help = REMOTE_ENVIRONMENT)]
+#[command(after_help = ENVIRONMENT)]
 pub(super) struct ImportArgs {
     /// What `ragstone export` wrote; `-` for standard input
     file: PathBuf,
@@ -46,7 +56,7 @@ pub(super) struct ImportArgs {
 }
 
 #[derive(Args)]
-#[command(after_help = REMOTE_ENVIRONMENT)]
+#[command(after_help = COPY_ENVIRONMENT)]
 pub(super) struct CopyArgs {
     /// A data directory, sqlite://DIR, postgres://…, chroma://HOST:PORT, or the address of a server
     #[arg(long, value_name = "URL")]
@@ -71,7 +81,7 @@ pub(super) fn export(args: &ExportArgs) -> anyhow::Result<()> {
     telemetry::start_logs(telemetry::LogFormat::Text);
     let name = CollectionName::parse(args.collection.as_str())?;
     block_on(async {
-        let open = args.peer.open().await?;
+        let open = args.peer.open(Access::Read).await?;
         let done = unless_stopped(export_from(&open, &name, &args.file)).await;
         open.close().await?;
         done
@@ -87,12 +97,18 @@ async fn export_from(open: &OpenPeer, name: &CollectionName, path: &Path) -> any
         let mut out = std::io::BufWriter::new(std::io::stdout());
         export_to(PeerSource::new(peer, name), &head, &mut out, &shown.progress).await
     } else {
-        let file = ExportFile::begin(path, &head, open.origin())?;
-        let (place, documents) = file.begun();
-        if documents > 0 {
-            eprintln!("going on after {documents} documents that an earlier run wrote");
+        let mut source = PeerSource::new(peer, name);
+        let (file, begun) = ExportFile::begin(path, &head, &mut source).await?;
+        match begun {
+            Begun::Anew => {}
+            Begun::GoesOn { documents } => {
+                eprintln!("going on after {documents} documents that an earlier run wrote");
+            }
+            Begun::StartedOver => {
+                eprintln!("starting over: what an earlier run wrote is not how the collection begins now");
+            }
         }
-        export_file(PeerSource::behind(peer, name, place), file, &shown.progress).await
+        export_file(source, file, &shown.progress).await
     };
     let seconds = shown.stop().await;
     let sum = sum?;
@@ -118,7 +134,7 @@ pub(super) fn import(args: &ImportArgs) -> anyhow::Result<()> {
     let name = args.collection.as_ref().unwrap_or(&source.head.collection);
     let name = CollectionName::parse(name.as_str())?;
     block_on(async {
-        let open = args.peer.open().await?;
+        let open = args.peer.open(Access::Write).await?;
         let head = source.head.clone();
         let shown = Shown::start("imported", total);
         let done = unless_stopped(async {
@@ -143,9 +159,16 @@ pub(super) fn copy(args: &CopyArgs) -> anyhow::Result<()> {
         .iter()
         .map(|name| CollectionName::parse(name.as_str()))
         .collect::<Result<Vec<_>, _>>()?;
+    if peers::are_same(&args.from, &args.to) {
+        anyhow::bail!("--from and --to are the same place: there is nothing to copy");
+    }
     block_on(async {
-        let from = peers::open(&args.from).await.context("--from cannot be opened")?;
-        let to = peers::open(&args.to).await.context("--to cannot be opened")?;
+        let from = peers::open(&args.from, Access::Read)
+            .await
+            .context("--from cannot be opened")?;
+        let to = peers::open(&args.to, Access::Write)
+            .await
+            .context("--to cannot be opened")?;
         let done = unless_stopped(copy_all(&from, &to, named)).await;
         from.close().await?;
         to.close().await?;
@@ -153,6 +176,7 @@ pub(super) fn copy(args: &CopyArgs) -> anyhow::Result<()> {
     })
 }
 
+/// A collection that cannot be copied is no reason to leave out the others.
 async fn copy_all(from: &OpenPeer, to: &OpenPeer, named: Vec<CollectionName>) -> anyhow::Result<()> {
     let (from, to) = (from.peer(), to.peer());
     let names = if named.is_empty() {
@@ -164,12 +188,34 @@ async fn copy_all(from: &OpenPeer, to: &OpenPeer, named: Vec<CollectionName>) ->
     if names.is_empty() {
         return say("there are no collections to copy");
     }
+    let mut failed = Vec::new();
     for name in &names {
-        copy_one(from, to, name)
-            .await
-            .with_context(|| format!("collection '{name}' was not copied"))?;
+        if let Err(error) = copy_one(from, to, name).await {
+            eprintln!("{name}: not copied: {error:#}");
+            failed.push(name.as_str());
+            if is_away(&error) {
+                break;
+            }
+        }
     }
-    Ok(())
+    if failed.is_empty() {
+        return Ok(());
+    }
+    let list = failed.join(", ");
+    anyhow::bail!(
+        "{} of {} collections were not copied: {list}",
+        failed.len(),
+        names.len()
+    )
+}
+
+/// Whether the other collections would only wait in vain.
+fn is_away(error: &anyhow::Error) -> bool {
+    let store = match error.downcast_ref() {
+        Some(ServiceError::Store(error)) => Some(error),
+        _ => error.downcast_ref(),
+    };
+    matches!(store, Some(StoreError::Unavailable { .. }))
 }
 
 async fn copy_one(from: &dyn Peer, to: &dyn Peer, name: &CollectionName) -> anyhow::Result<()> {

@@ -9,7 +9,8 @@ use serde_json::Value;
 
 use super::printable;
 
-const API_KEY: &str = "RAGSTONE_API_KEY";
+/// Where the key of a server is looked for.
+pub(super) const KEY: &str = "RAGSTONE_API_KEY";
 /// For the help of every command that can talk to a server.
 pub(super) const REMOTE_ENVIRONMENT: &str = "Environment:\n  \
     RAGSTONE_API_KEY  The key to send, where the server wants one";
@@ -33,11 +34,16 @@ impl RemoteArgs {
         Self { url }
     }
 
-    /// The key, where the server wants one, comes from `RAGSTONE_API_KEY` and never from a flag,
-    /// which every user of the machine could read.
+    /// The key, where the server wants one, comes from the environment and never from a flag, which
+    /// every user of the machine could read.
     pub(super) fn client(&self) -> anyhow::Result<ServiceClient> {
+        self.client_with(&[KEY])
+    }
+
+    /// The key is that of the first of these variables that is set.
+    pub(super) fn client_with(&self, keys: &[&str]) -> anyhow::Result<ServiceClient> {
         let mut settings = ClientSettings::new("ragstone", &self.url, "--url")?;
-        if let Some(key) = crate::config::process_env(API_KEY) {
+        if let Some(key) = keys.iter().find_map(|name| crate::config::process_env(name)) {
             settings.auth = Auth::Bearer(SecretString::from(key));
         }
         Ok(ServiceClient::new(settings)?)
@@ -46,7 +52,7 @@ impl RemoteArgs {
     pub(super) async fn ask(&self, call: Call) -> anyhow::Result<Value> {
         match self.client()?.call_json(call).await {
             Ok(answer) => Ok(answer),
-            Err(CallError::Answered(answer)) => Err(anyhow::anyhow!(refusal(&answer))),
+            Err(CallError::Answered(answer)) => Err(anyhow::anyhow!(refusal(&answer, &[KEY]))),
             Err(error @ CallError::Unreachable { .. }) => Err(error).with_context(|| {
                 format!(
                     "no server answers at {}: start one with `ragstone serve`",
@@ -66,12 +72,19 @@ pub(super) fn server_url(text: &str) -> Result<String, String> {
     }
 }
 
-/// What the server says, or what to do where that is about keys.
-pub(super) fn refusal(answer: &ErrorAnswer) -> String {
+/// What the server says, or what to do where that is about keys, which are looked for in these
+/// variables.
+pub(super) fn refusal(answer: &ErrorAnswer, keys: &[&str]) -> String {
     if answer.status == 401 {
-        return match crate::config::process_env(API_KEY) {
-            Some(_) => format!("the server does not take the key in {API_KEY}"),
-            None => format!("the server wants an API key: set {API_KEY} to one of its keys"),
+        let given = keys
+            .iter()
+            .find(|name| crate::config::process_env(name).is_some());
+        return match given {
+            Some(name) => format!("the server does not take the key in {name}"),
+            None => format!(
+                "the server wants an API key: set {} to one of its keys",
+                keys.join(" or ")
+            ),
         };
     }
     let message = answer.message().map(|message| printable(&message));

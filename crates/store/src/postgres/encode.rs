@@ -7,7 +7,7 @@ use ragstone_core::analysis::TermCounts;
 use ragstone_core::filter::Scalar;
 use serde_json::{Map, Value};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// Postgres has no text with U+0000 in it. That character and the three after it, which the escape
 /// is made of, become three characters each. Equality, order and what is part of what stay as they
@@ -109,20 +109,17 @@ const MAX_TERMS_BYTES: usize = (1 << 20) - 1;
 
 /// A document's words as a `tsvector`, each with as many positions as it has occurrences, which is
 /// how a count is read back. In a text of very many different words the counts are cut, so that all
-/// the words stay findable.
-pub(super) fn tsvector(terms: &TermCounts) -> Result<String> {
+/// the words stay findable; `None` where even that is more than Postgres can index.
+pub(super) fn tsvector(terms: &TermCounts) -> Option<String> {
     let size = |most: u32| -> usize {
         let of_word = |(word, count): (&String, &u32)| {
             word.len().next_multiple_of(2) + 2 + 2 * (*count).min(most) as usize
         };
         terms.counts.iter().map(of_word).sum()
     };
-    let Some(most) = [MAX_COUNT, 15, 3, 1]
+    let most = [MAX_COUNT, 15, 3, 1]
         .into_iter()
-        .find(|most| size(*most) <= MAX_TERMS_BYTES)
-    else {
-        return Err(Error::TooManyWords);
-    };
+        .find(|most| size(*most) <= MAX_TERMS_BYTES)?;
     let mut vector = String::with_capacity(terms.counts.len() * 16);
     for (word, count) in &terms.counts {
         push_lexeme(&mut vector, word);
@@ -132,7 +129,7 @@ pub(super) fn tsvector(terms: &TermCounts) -> Result<String> {
         }
         vector.push(' ');
     }
-    Ok(vector)
+    Some(vector)
 }
 
 /// The `tsquery` for one word.
@@ -197,6 +194,6 @@ mod tests {
         };
         let vector = tsvector(&counts(60_000)).unwrap();
         assert_eq!(vector.matches('\'').count(), 2 * 60_000);
-        assert!(matches!(tsvector(&counts(120_000)), Err(Error::TooManyWords)));
+        assert_eq!(tsvector(&counts(120_000)), None);
     }
 }

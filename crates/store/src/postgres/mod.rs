@@ -7,6 +7,7 @@
 mod encode;
 mod inspect;
 mod keeper;
+mod outage;
 mod pool;
 mod read;
 mod records;
@@ -37,6 +38,7 @@ pub use inspect::{PostgresInspection, inspect_postgres};
 pub use url::PostgresUrl;
 
 use crate::error::{Error, Result};
+use outage::Outage;
 use pool::{PoolSize, Session};
 use records::Claim;
 
@@ -44,6 +46,8 @@ use records::Claim;
 /// large ones take their time.
 const READ_DEADLINE: Duration = Duration::from_secs(15);
 const WRITE_DEADLINE: Duration = Duration::from_secs(60);
+/// Who asks whether the database answers does not want to wait for it.
+const PROBE_DEADLINE: Duration = Duration::from_secs(2);
 /// How often a call is made again that ran into another one.
 const ATTEMPTS: u32 = 6;
 
@@ -89,6 +93,7 @@ pub struct PostgresStore {
     thresholds: Thresholds,
     discarded: Arc<Notify>,
     keeper: JoinHandle<()>,
+    outage: Outage,
 }
 
 impl PostgresStore {
@@ -111,6 +116,7 @@ impl PostgresStore {
             thresholds: options.thresholds,
             discarded,
             keeper: tokio::spawn(keeper.keep()),
+            outage: Outage::default(),
         })
     }
 
@@ -119,6 +125,17 @@ impl PostgresStore {
         self.keeper.abort();
         self.readers.close();
         self.writers.close();
+    }
+
+    async fn read<T, F: Future<Output = Result<T>>>(&self, attempt: impl Fn() -> F) -> Result<T, StoreError> {
+        Ok(self.outage.guard(within(READ_DEADLINE, again(attempt))).await?)
+    }
+
+    async fn write<T, F: Future<Output = Result<T>>>(
+        &self,
+        attempt: impl Fn() -> F,
+    ) -> Result<T, StoreError> {
+        Ok(self.outage.guard(within(WRITE_DEADLINE, again(attempt))).await?)
     }
 
     async fn write_documents(
@@ -130,7 +147,7 @@ impl PostgresStore {
         let prepared = tokio::task::spawn_blocking(move || write::prepare(&for_name, documents()))
             .await
             .map_err(|error| Error::Worker(error.to_string()))??;
-        write(|| async {
+        self.write(|| async {
             let session = Session::write(&self.writers).await?;
             write::upsert(session, name, &prepared).await
         })
@@ -142,14 +159,6 @@ impl Drop for PostgresStore {
     fn drop(&mut self) {
         self.keeper.abort();
     }
-}
-
-async fn read<T, F: Future<Output = Result<T>>>(attempt: impl Fn() -> F) -> Result<T, StoreError> {
-    Ok(within(READ_DEADLINE, again(attempt)).await?)
-}
-
-async fn write<T, F: Future<Output = Result<T>>>(attempt: impl Fn() -> F) -> Result<T, StoreError> {
-    Ok(within(WRITE_DEADLINE, again(attempt)).await?)
 }
 
 async fn within<T>(deadline: Duration, work: impl Future<Output = Result<T>>) -> Result<T> {
@@ -179,7 +188,7 @@ impl Store for PostgresStore {
         name: &CollectionName,
         metadata: Metadata,
     ) -> Result<Collection, StoreError> {
-        write(|| async {
+        self.write(|| async {
             let session = Session::write(&self.writers).await?;
             write::create_collection(session, name, &metadata).await
         })
@@ -187,15 +196,16 @@ impl Store for PostgresStore {
     }
 
     async fn collections(&self) -> Result<Vec<Collection>, StoreError> {
-        read(|| read::collections(&self.readers)).await
+        self.read(|| read::collections(&self.readers)).await
     }
 
     async fn collection(&self, name: &CollectionName) -> Result<Collection, StoreError> {
-        read(|| async { Ok(read::view(&self.readers, name).await?.1.collection) }).await
+        self.read(|| async { Ok(read::view(&self.readers, name).await?.1.collection) })
+            .await
     }
 
     async fn vector_models(&self, name: &CollectionName) -> Result<Vec<ModelIdentity>, StoreError> {
-        read(|| read::vector_models(&self.readers, name)).await
+        self.read(|| read::vector_models(&self.readers, name)).await
     }
 
     async fn update_metadata(
@@ -204,7 +214,7 @@ impl Store for PostgresStore {
         metadata: Metadata,
         update: MetadataUpdate,
     ) -> Result<Metadata, StoreError> {
-        write(|| async {
+        self.write(|| async {
             let session = Session::write(&self.writers).await?;
             write::update_metadata(session, name, &metadata, update).await
         })
@@ -212,7 +222,7 @@ impl Store for PostgresStore {
     }
 
     async fn delete_collection(&self, name: &CollectionName) -> Result<(), StoreError> {
-        write(|| async {
+        self.write(|| async {
             let session = Session::write(&self.writers).await?;
             write::delete_collection(session, name).await
         })
@@ -226,7 +236,7 @@ impl Store for PostgresStore {
     }
 
     async fn document(&self, name: &CollectionName, id: &DocumentId) -> Result<Option<Document>, StoreError> {
-        read(|| read::one(&self.readers, name, id)).await
+        self.read(|| read::one(&self.readers, name, id)).await
     }
 
     async fn documents(
@@ -235,31 +245,35 @@ impl Store for PostgresStore {
         filter: &Filter,
         page: Page,
     ) -> Result<DocumentPage, StoreError> {
-        read(|| read::documents(&self.readers, name, filter, page)).await
+        self.read(|| read::documents(&self.readers, name, filter, page))
+            .await
     }
 
     async fn delete_documents(&self, name: &CollectionName, selection: Selection) -> Result<u64, StoreError> {
-        let gone = write(|| async {
-            let session = Session::write(&self.writers).await?;
-            write::delete_documents(session, name, &selection).await
-        })
-        .await?;
+        let gone = self
+            .write(|| async {
+                let session = Session::write(&self.writers).await?;
+                write::delete_documents(session, name, &selection).await
+            })
+            .await?;
         self.discarded.notify_one();
         Ok(gone)
     }
 
     async fn empty(&self, name: &CollectionName) -> Result<u64, StoreError> {
-        let gone = write(|| async {
-            let session = Session::write(&self.writers).await?;
-            write::empty(session, name).await
-        })
-        .await?;
+        let gone = self
+            .write(|| async {
+                let session = Session::write(&self.writers).await?;
+                write::empty(session, name).await
+            })
+            .await?;
         self.discarded.notify_one();
         Ok(gone)
     }
 
     async fn metadata_values(&self, name: &CollectionName, field: &str) -> Result<Vec<Value>, StoreError> {
-        read(|| read::metadata_values(&self.readers, name, field)).await
+        self.read(|| read::metadata_values(&self.readers, name, field))
+            .await
     }
 
     async fn search(
@@ -267,11 +281,12 @@ impl Store for PostgresStore {
         name: &CollectionName,
         request: SearchRequest,
     ) -> Result<SearchOutcome, StoreError> {
-        read(|| search::search(&self.readers, self.thresholds, name, &request)).await
+        self.read(|| search::search(&self.readers, self.thresholds, name, &request))
+            .await
     }
 
     async fn export(&self, name: &CollectionName, range: MovedRange) -> Result<MovedPage, StoreError> {
-        read(|| read::export(&self.readers, name, range)).await
+        self.read(|| read::export(&self.readers, name, range)).await
     }
 
     async fn import(&self, name: &CollectionName, documents: Vec<MovedDocument>) -> Result<(), StoreError> {
@@ -279,14 +294,15 @@ impl Store for PostgresStore {
     }
 
     async fn health(&self) -> Result<StoreHealth, StoreError> {
-        read(|| read::health(&self.readers)).await
+        let asked = within(PROBE_DEADLINE, read::health(&self.readers));
+        Ok(self.outage.guard(asked).await?)
     }
 }
 
 #[async_trait]
 impl Records for PostgresStore {
     async fn apply(&self, changes: Vec<RecordChange>) -> Result<Vec<Applied>, StoreError> {
-        write(|| async {
+        self.write(|| async {
             let session = Session::write(&self.writers).await?;
             records::apply(session, &changes).await
         })
@@ -294,19 +310,19 @@ impl Records for PostgresStore {
     }
 
     async fn get(&self, kind: &str, keys: &[String]) -> Result<Vec<Record>, StoreError> {
-        read(|| records::get(&self.readers, kind, keys)).await
+        self.read(|| records::get(&self.readers, kind, keys)).await
     }
 
     async fn list(&self, kind: &str, range: RecordRange) -> Result<Vec<Record>, StoreError> {
-        read(|| records::list(&self.readers, kind, &range)).await
+        self.read(|| records::list(&self.readers, kind, &range)).await
     }
 
     async fn counts(&self, kind: &str) -> Result<RecordCounts, StoreError> {
-        read(|| records::counts(&self.readers, kind)).await
+        self.read(|| records::counts(&self.readers, kind)).await
     }
 
     async fn due(&self, kind: &str, limit: usize, now: Millis) -> Result<Vec<Record>, StoreError> {
-        read(|| records::due(&self.readers, kind, limit, now)).await
+        self.read(|| records::due(&self.readers, kind, limit, now)).await
     }
 
     async fn claim(
@@ -322,7 +338,7 @@ impl Records for PostgresStore {
             now,
             lease_until,
         };
-        write(|| async {
+        self.write(|| async {
             let session = Session::write(&self.writers).await?;
             records::claim(session, &wanted).await
         })

@@ -60,7 +60,8 @@ pub(super) fn prepare(name: &CollectionName, batch: Vec<MovedDocument>) -> Resul
         prepared.vectors.push(UnitVector(moved.vector));
         prepared.ids.push(escape(document.id.as_str()).into_owned());
         prepared.words.push(terms.length.into());
-        prepared.terms.push(tsvector(&terms)?);
+        let words = tsvector(&terms).ok_or_else(|| Error::TooManyWords(document.id.clone()))?;
+        prepared.terms.push(words);
         prepared.fields.push(fields(&document.metadata));
         prepared.metadata.push(serde_json::to_string(&document.metadata)?);
         prepared.bodies.push(escape(&document.text).into_owned());

@@ -129,8 +129,11 @@ impl ChromaApi {
         self.client.bad_answer(reason).into()
     }
 
-    pub(super) async fn version(&self) -> Result<String, CallError> {
-        let call = Call::get("api/v2/version").breaking(Breaking::Ignored);
+    pub(super) async fn version(&self, patience: Option<Duration>) -> Result<String, CallError> {
+        let mut call = Call::get("api/v2/version").breaking(Breaking::Ignored);
+        if let Some(patience) = patience {
+            call = call.patience(patience);
+        }
         self.client.call_json_to_show(call).await
     }
 

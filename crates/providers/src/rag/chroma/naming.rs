@@ -1,7 +1,7 @@
 //! Names of collections, ours and Chroma's.
 //!
-//! Chroma's have at least three characters, begin and end with a letter or digit, and have no two
-//! dots in a row. A service shows what another's server has, under the names it has there, and can
+//! Chroma's have at least three characters, begin and end with a letter or digit, have no two dots
+//! in a row, and are no IPv4 addresses. A service shows what another's server has, under the names it has there, and can
 //! make only such. A store must be able to keep every collection, so it wraps the names that Chroma
 //! refuses.
 
@@ -24,7 +24,7 @@ impl Naming {
             Self::AsTheyAre if is_possible(text) => Ok(text.to_owned()),
             Self::AsTheyAre => Err(InvalidInput::new(format!(
                 "Invalid collection name {text:?} for ChromaDB: it must have at least 3 characters, begin and end with \
-                 a letter or digit, and have no two dots in a row"
+                 a letter or digit, have no two dots in a row, and be no IPv4 address"
             ))),
             Self::Wrapped if is_possible(text) && !text.starts_with(PREFIX) => Ok(text.to_owned()),
             Self::Wrapped => Ok(wrap(text)),
@@ -48,7 +48,17 @@ impl Naming {
 
 fn is_possible(name: &str) -> bool {
     let plain = |byte: Option<u8>| byte.is_some_and(|b| b.is_ascii_alphanumeric());
-    name.len() >= 3 && plain(name.bytes().next()) && plain(name.bytes().last()) && !name.contains("..")
+    name.len() >= 3
+        && plain(name.bytes().next())
+        && plain(name.bytes().last())
+        && !name.contains("..")
+        && !looks_like_an_address(name)
+}
+
+/// More than are addresses, but no name that Chroma takes for one.
+fn looks_like_an_address(name: &str) -> bool {
+    let number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    name.split('.').count() == 4 && name.split('.').all(number)
 }
 
 fn wrap(name: &str) -> String {
@@ -93,6 +103,8 @@ mod tests {
             "a-",
             "x.",
             "a_b",
+            "127.0.0.1",
+            "1.2.3.4.5",
             "ragstone--docs-x",
             "ragstone--a",
             &long,

@@ -6,6 +6,7 @@ use ragstone_core::model::Role;
 use ragstone_core::provider::{ProviderAnswer, ProviderError, ProviderHit, ProviderQuery};
 use ragstone_core::siblings::{Expand, Gathering, SECTION_REACH, SIBLING_BYTES, in_document_order};
 use ragstone_core::store::Page;
+use ragstone_core::vector::normalise;
 use ragstone_core::{CollectionName, Document, Filter, Metadata};
 use serde_json::{Value, json};
 
@@ -79,8 +80,10 @@ impl Chroma {
         vector: Option<Vec<f32>>,
     ) -> Result<Vec<f32>, ProviderError> {
         match (vector, text) {
-            (Some(vector), _) => {
+            (Some(mut vector), _) => {
                 check_vector(&vector)?;
+                // Chroma loses the direction of very large and very small numbers.
+                normalise(&mut vector);
                 Ok(vector)
             }
             (None, Some(text)) => {

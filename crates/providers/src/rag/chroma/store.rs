@@ -58,6 +58,8 @@ const EXPORT_BYTES: usize = 16 << 20;
 const NUMBER_BYTES: usize = 12;
 const DOCUMENT_BYTES: usize = 2048;
 const SOON: Duration = Duration::from_secs(1);
+/// Who asks whether the server answers does not want to wait for it.
+const PROBE: Duration = Duration::from_millis(1500);
 
 pub struct ChromaStore {
     chroma: Chroma,
@@ -91,6 +93,7 @@ impl ChromaStore {
             max_attempts: 2,
             first_delay: Duration::from_millis(200),
             max_answer_bytes: MAX_ANSWER_BYTES,
+            failures_to_open: 3,
             cooldown: Duration::from_secs(2),
             ..Policy::default()
         };
@@ -258,6 +261,13 @@ fn store_error(error: ProviderError) -> StoreError {
                 CallError::Answered(answer) if matches!(answer.status, 429 | 502..=504) => {
                     unavailable(answer.retry_after.unwrap_or(SOON))
                 }
+                CallError::Answered(answer) if matches!(answer.status, 401 | 403) => StoreError::Failed(
+                    format!(
+                        "ChromaDB answered with status {}: its token comes from RAGSTONE_CHROMA_TOKEN",
+                        answer.status
+                    )
+                    .into(),
+                ),
                 CallError::Answered(answer) if answer.status == 413 => StoreError::Unsupported(
                     "A document is too large for ChromaDB: a request to it may have 40 MB".to_owned(),
                 ),
@@ -389,7 +399,7 @@ impl Store for ChromaStore {
 
     async fn health(&self) -> Result<StoreHealth, StoreError> {
         self.api()
-            .version()
+            .version(Some(PROBE))
             .await
             .map_err(|error| store_error(error.into()))?;
         let records = self.api().collections().await.map_err(store_error)?;
@@ -401,5 +411,28 @@ impl Store for ChromaStore {
             storage_bytes: 0,
             engine: Some(ENGINE),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use ragstone_core::provider::ErrorAnswer;
+
+    use super::*;
+
+    #[test]
+    fn where_the_token_comes_from_is_said_when_it_is_wanted() {
+        let answer = ErrorAnswer {
+            service: "chromadb".into(),
+            status: 401,
+            content_type: None,
+            body: Vec::new(),
+            retry_after: None,
+        };
+        let error = store_error(CallError::Answered(Box::new(answer)).into());
+        let reason = error.source().map(ToString::to_string).unwrap_or_default();
+        assert!(reason.contains("RAGSTONE_CHROMA_TOKEN"), "{reason}");
     }
 }

@@ -18,7 +18,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{IngestArgs, STDIN, show, vanished};
-use crate::cli::remote::{RemoteArgs, refusal};
+use crate::cli::remote::{KEY, RemoteArgs, refusal};
 use crate::listen;
 
 /// One request has about this much; the server's own limit is larger, and base64 adds a third.
@@ -356,7 +356,7 @@ async fn ask(client: &ServiceClient, call: Call) -> anyhow::Result<Value> {
 
 fn explain(error: CallError) -> anyhow::Error {
     match error {
-        CallError::Answered(answer) => anyhow::anyhow!(refusal(&answer)),
+        CallError::Answered(answer) => anyhow::anyhow!(refusal(&answer, &[KEY])),
         other => other.into(),
     }
 }

@@ -1,9 +1,10 @@
 //! Where collections are: in a store that this process opens, or with a server.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context;
 use async_trait::async_trait;
 use clap::Args;
 use ragstone_core::provider::CallError;
@@ -11,10 +12,11 @@ use ragstone_core::store::{KeptVectors, MovedDocument, MovedPage, MovedRange, Pl
 use ragstone_core::{Collection, CollectionName, Metadata};
 use ragstone_providers::http::{Call, Repeat, ServiceClient};
 use ragstone_rag::moving::{DocumentLine, Peer, StorePeer, read_documents};
+use ragstone_store::{has_database, inspect_postgres};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::super::remote::{RemoteArgs, refusal, server_url};
+use super::super::remote::{KEY, RemoteArgs, refusal, server_url};
 use crate::config::{self, Flags, Layers, StoreLocation};
 use crate::stores::{OpenStore, connect_chroma};
 
@@ -36,9 +38,9 @@ pub(super) struct PeerArgs {
 }
 
 impl PeerArgs {
-    pub(super) async fn open(&self) -> anyhow::Result<OpenPeer> {
+    pub(super) async fn open(&self, access: Access) -> anyhow::Result<OpenPeer> {
         if let Some(url) = &self.url {
-            return server(url);
+            return server(url, vec![KEY]);
         }
         let env = &config::process_env;
         let flags = Flags {
@@ -50,35 +52,60 @@ impl PeerArgs {
         };
         let file = config::read_file(self.config.as_deref(), env)?;
         let settings = config::build(Layers { flags, env, file })?;
-        store(&settings.store).await
+        store(&settings.store, access).await
+    }
+}
+
+/// What is read must be there; what is written may be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    Read,
+    Write,
+}
+
+impl Access {
+    /// Where `copy`, which may speak to two servers, finds the key of one.
+    fn key(self) -> &'static str {
+        match self {
+            Self::Read => "RAGSTONE_FROM_API_KEY",
+            Self::Write => "RAGSTONE_TO_API_KEY",
+        }
     }
 }
 
 /// A place as `copy` names it: the address of a server or of a store, or a data directory.
-pub(super) async fn open(place: &str) -> anyhow::Result<OpenPeer> {
+pub(super) async fn open(place: &str, access: Access) -> anyhow::Result<OpenPeer> {
     match place.split_once("://") {
-        Some(("http" | "https", _)) => server(place),
+        Some(("http" | "https", _)) => server(place, vec![access.key(), KEY]),
         // Collections are all that is moved, so no directory is needed for what they are not.
-        Some(_) => store(&config::parse_store(place, PathBuf::new())?).await,
-        None => store(&StoreLocation::Embedded(place.into())).await,
+        Some(_) => store(&config::parse_store(place, PathBuf::new())?, access).await,
+        None => store(&StoreLocation::Embedded(place.into()), access).await,
     }
+}
+
+/// Whether two places are one, as far as their names tell.
+pub(super) fn are_same(one: &str, other: &str) -> bool {
+    let directory = |place: &str| {
+        let path = match place.split_once("://") {
+            Some(("sqlite", path)) => path,
+            Some(_) => return None,
+            None => place,
+        };
+        Path::new(path).canonicalize().ok()
+    };
+    let address = |place: &str| place.trim_end_matches('/').to_owned();
+    address(one) == address(other) || directory(one).is_some_and(|one| directory(other) == Some(one))
 }
 
 /// An opened place, which is to be closed.
 pub(super) struct OpenPeer {
     peer: Box<dyn Peer>,
     store: Option<OpenStore>,
-    /// Tells it apart from others.
-    origin: String,
 }
 
 impl OpenPeer {
     pub(super) fn peer(&self) -> &dyn Peer {
         &*self.peer
-    }
-
-    pub(super) fn origin(&self) -> &str {
-        &self.origin
     }
 
     pub(super) async fn close(&self) -> anyhow::Result<()> {
@@ -89,23 +116,29 @@ impl OpenPeer {
     }
 }
 
-fn server(url: &str) -> anyhow::Result<OpenPeer> {
+fn server(url: &str, keys: Vec<&'static str>) -> anyhow::Result<OpenPeer> {
+    let client = RemoteArgs::at(url.to_owned()).client_with(&keys)?;
+    let url = url.to_owned();
     Ok(OpenPeer {
-        peer: Box::new(Server(RemoteArgs::at(url.to_owned()).client()?)),
+        peer: Box::new(Server { client, url, keys }),
         store: None,
-        origin: url.to_owned(),
     })
 }
 
-async fn store(location: &StoreLocation) -> anyhow::Result<OpenPeer> {
-    let origin = location.to_string();
+async fn store(location: &StoreLocation, access: Access) -> anyhow::Result<OpenPeer> {
     if let StoreLocation::Chroma { url, .. } = location {
-        let store: Arc<dyn Store> = Arc::new(connect_chroma(url)?);
+        let store = connect_chroma(url)?;
+        store
+            .health()
+            .await
+            .with_context(|| format!("the store {url} cannot be used"))?;
         return Ok(OpenPeer {
-            peer: Box::new(StorePeer(store)),
+            peer: Box::new(StorePeer(Arc::new(store))),
             store: None,
-            origin,
         });
+    }
+    if access == Access::Read && !is_there(location).await? {
+        anyhow::bail!("there is no store at {location}");
     }
     let store = OpenStore::open(location).await.map_err(|error| {
         let in_use = matches!(error.downcast_ref(), Some(ragstone_store::Error::InUse(_)));
@@ -118,12 +151,30 @@ async fn store(location: &StoreLocation) -> anyhow::Result<OpenPeer> {
     Ok(OpenPeer {
         peer: Box::new(StorePeer(store.store())),
         store: Some(store),
-        origin,
+    })
+}
+
+async fn is_there(location: &StoreLocation) -> anyhow::Result<bool> {
+    Ok(match location {
+        StoreLocation::Embedded(directory) => has_database(directory),
+        StoreLocation::Postgres(url) => {
+            let found = inspect_postgres(url).await;
+            found
+                .with_context(|| format!("the store {url} cannot be opened"))?
+                .schema
+                > 0
+        }
+        StoreLocation::Chroma { .. } => true,
     })
 }
 
 /// A running Ragstone.
-struct Server(ServiceClient);
+struct Server {
+    client: ServiceClient,
+    url: String,
+    /// Where its key was looked for.
+    keys: Vec<&'static str>,
+}
 
 #[derive(Deserialize)]
 struct CollectionAnswer {
@@ -165,21 +216,21 @@ impl CollectionAnswer {
 impl Peer for Server {
     async fn collections(&self) -> Result<Vec<Collection>, StoreError> {
         let list: ListAnswer = self
-            .0
+            .client
             .call_json(Call::get("collections"))
             .await
-            .map_err(explain)?;
+            .map_err(|error| self.explain(error))?;
         list.collections.into_iter().map(CollectionAnswer::read).collect()
     }
 
     async fn collection(&self, name: &CollectionName) -> Result<Collection, StoreError> {
         let call = Call::get(format!("collections/{name}"));
-        let mut collection = match self.0.call_json::<CollectionAnswer>(call).await {
+        let mut collection = match self.client.call_json::<CollectionAnswer>(call).await {
             Ok(answer) => answer.read()?,
             Err(error) if error.status() == Some(404) => {
                 return Err(StoreError::CollectionNotFound(name.clone()));
             }
-            Err(error) => return Err(explain(error)),
+            Err(error) => return Err(self.explain(error)),
         };
         if collection.count > 0 {
             let first = MovedRange {
@@ -196,7 +247,17 @@ impl Peer for Server {
         let call = Call::post("collections")
             .json(&json!({"name": name.as_str(), "metadata": metadata}))
             .repeat(Repeat::IfUnprocessed);
-        self.0.call(call).await.map(|_| ()).map_err(explain)
+        self.client
+            .call(call)
+            .await
+            .map(|_| ())
+            .map_err(|error| self.explain(error))
+    }
+
+    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StoreError> {
+        let call = Call::delete(format!("collections/{name}"));
+        let deleted = self.client.call(call).await;
+        deleted.map(|_| ()).map_err(|error| self.explain(error))
     }
 
     async fn export(&self, name: &CollectionName, range: MovedRange) -> Result<MovedPage, StoreError> {
@@ -205,7 +266,11 @@ impl Peer for Server {
         if let Some(Place(after)) = range.after {
             call = call.query("after", after.to_string());
         }
-        let page: PageAnswer = self.0.call_json(call).await.map_err(explain)?;
+        let page: PageAnswer = self
+            .client
+            .call_json(call)
+            .await
+            .map_err(|error| self.explain(error))?;
         Ok(MovedPage {
             documents: read_documents(page.documents).map_err(|error| StoreError::Failed(error.into()))?,
             last: page.last.map(Place),
@@ -214,7 +279,11 @@ impl Peer for Server {
     }
 
     async fn vectors(&self) -> Result<KeptVectors, StoreError> {
-        let health: Value = self.0.call_json(Call::get("health")).await.map_err(explain)?;
+        let health: Value = self
+            .client
+            .call_json(Call::get("health"))
+            .await
+            .map_err(|error| self.explain(error))?;
         Ok(match health.pointer("/store/rounds_vectors") {
             Some(Value::Bool(true)) => KeptVectors::Rounded,
             _ => KeptVectors::Exactly,
@@ -226,18 +295,27 @@ impl Peer for Server {
             documents: documents.iter().map(DocumentLine::from).collect(),
         };
         let call = Call::post(format!("collections/{name}/import")).json(&body);
-        self.0.call(call).await.map(|_| ()).map_err(explain)
+        self.client
+            .call(call)
+            .await
+            .map(|_| ())
+            .map_err(|error| self.explain(error))
     }
 }
 
-/// What the server said, or why it said nothing. Calls were repeated already where that may help.
-fn explain(error: CallError) -> StoreError {
-    match error {
-        CallError::Answered(answer) if answer.status == 503 => StoreError::Unavailable {
-            retry_after: answer.retry_after.unwrap_or(Duration::from_secs(1)),
-            message: answer.message().unwrap_or_default(),
-        },
-        CallError::Answered(answer) => StoreError::Unsupported(refusal(&answer)),
-        other => StoreError::Failed(Box::new(other)),
+impl Server {
+    /// What the server said, or why it said nothing. Calls were repeated already where that may help.
+    fn explain(&self, error: CallError) -> StoreError {
+        match error {
+            CallError::Answered(answer) if answer.status == 503 => StoreError::Unavailable {
+                retry_after: answer.retry_after.unwrap_or(Duration::from_secs(1)),
+                message: answer.message().unwrap_or_default(),
+            },
+            CallError::Answered(answer) => StoreError::Unsupported(refusal(&answer, &self.keys)),
+            CallError::Unreachable { reason, .. } => {
+                StoreError::Unsupported(format!("no server answers at {}: {reason}", self.url))
+            }
+            other => StoreError::Unsupported(format!("{}: {other}", self.url)),
+        }
     }
 }

@@ -11,6 +11,7 @@ use ragstone_core::siblings::{Gathering, SECTION_REACH, in_document_order};
 use ragstone_core::store::{
     Page, SearchHit, SearchOutcome, SearchRequest, SiblingsRequest, StageTime, Store, StoreError,
 };
+use ragstone_core::vector::normalise;
 use ragstone_core::{CollectionName, Document};
 
 use super::super::api::CollectionRecord;
@@ -25,8 +26,12 @@ impl ChromaStore {
     pub(super) async fn find(
         &self,
         name: &CollectionName,
-        request: SearchRequest,
+        mut request: SearchRequest,
     ) -> Result<SearchOutcome, StoreError> {
+        if let Some(vector) = &mut request.vector {
+            // Chroma loses the direction of very large and very small numbers.
+            normalise(vector);
+        }
         let record = self.api().collection(name).await.map_err(store_error)?;
         let collection = self.described(&record).await.map_err(store_error)?;
         if let (Some(vector), Some(expected)) = (&request.vector, collection.dimensions)
