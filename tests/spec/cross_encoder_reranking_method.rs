@@ -140,7 +140,10 @@ async fn health_check_shows_no_cross_encoder() {
 async fn rag_service_unreachable() {
     let (near, far) = reranking(with_cross_encoder()).await;
     drop(far);
-    let answer = collect(&near, 6).await;
+    near.create("here").await;
+    let collections = json!([{"service": "far", "name": "c"}, {"service": "local", "name": "here"}]);
+    let body = json!({"user_message": "m", "mode": "keyword", "collections": collections, "rerank": true});
+    let answer = near.post("/api/rag/collect", body).await.ok();
     assert_eq!(
         (&answer["reranked"], &answer["results"]),
         (&json!(false), &json!([]))

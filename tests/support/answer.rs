@@ -33,7 +33,7 @@ impl Answer {
     }
 
     /// The sentence of a refusal, which is all that its body says, though below `/v1` and `/v2` more
-    /// than once.
+    /// than once, and in `errors` by field.
     #[track_caller]
     pub fn refused(&self, status: u16) -> String {
         assert_eq!(self.status, status, "{self:?}");
@@ -43,6 +43,9 @@ impl Answer {
             .to_owned();
         let body = self.json();
         for (name, said) in body.as_object().expect("an object") {
+            if name == "errors" {
+                continue;
+            }
             let said = if name == "error" { &said["message"] } else { said };
             assert!(
                 ["detail", "error", "message"].contains(&name.as_str()),

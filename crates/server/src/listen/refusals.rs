@@ -71,7 +71,6 @@ fn explained(answer: &[u8]) -> Option<Vec<u8>> {
     let body = serde_json::to_string(&ErrorBody {
         detail: (*detail).to_owned(),
         errors: Vec::new(),
-        ..ErrorBody::default()
     })
     .ok()?;
     let mut whole = (*line).to_owned();
