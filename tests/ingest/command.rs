@@ -99,8 +99,19 @@ async fn a_server_that_has_the_store_open_is_named_as_the_way() {
     let documents = server.get("/collections/c/documents").await.ok();
     assert_eq!(documents["total"], 4);
     // A model that is not there makes no collection.
-    let typo = desk
-        .command(&["docs", "--url", &url, "--model", "smal", "--collection", "d"])
+    let arguments = [
+        "ingest",
+        "docs",
+        "--url",
+        &url,
+        "--model",
+        "smal",
+        "--collection",
+        "d",
+    ];
+    let typo = arguments
+        .iter()
+        .fold(desk.setup.clone(), |setup, argument| setup.arg(*argument))
         .run();
     let refused = typo.failed_with(1);
     assert!(

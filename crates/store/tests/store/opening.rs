@@ -112,5 +112,5 @@ fn a_path_that_is_no_directory_is_refused() {
     std::fs::write(&file, "").unwrap();
     let error = refusal(&file);
     assert!(matches!(error, Error::Directory { .. }));
-    assert!(error.to_string().contains("cannot use the data directory"));
+    assert!(error.to_string().contains("cannot use ") && error.to_string().contains("/file"));
 }

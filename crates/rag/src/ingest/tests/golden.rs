@@ -173,7 +173,7 @@ fn rows_of_jsonl_and_csv() {
     assert_eq!(chunks[0].document.metadata["lang"], "en");
     assert_eq!(chunks[2].document.metadata["section_id"], "x.jsonl#b");
     let chunks = split("x.csv", b"id,text\n1,one\n2,two\n").unwrap();
-    assert_eq!(ids(&chunks), ["1", "2"]);
+    assert_eq!(ids(&chunks), ["x.csv#1:0", "x.csv#2:0"]);
 }
 
 #[test]
