@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ragstone_core::filter::Scalar;
+use ragstone_core::filter::{Filter, Scalar};
 use ragstone_core::fusion::{RankTrail, StageRank, fuse};
 use ragstone_core::provider::ProviderError;
-use ragstone_core::siblings::{Gathering, SECTION_REACH, in_document_order};
+use ragstone_core::siblings::{Gathering, in_document_order};
 use ragstone_core::store::{
     Page, SearchHit, SearchOutcome, SearchRequest, SiblingsRequest, StageTime, Store, StoreError,
 };
@@ -21,6 +21,8 @@ use super::{ChromaStore, store_error};
 /// How much deeper than the answer each ranking goes before the two are fused.
 const FUSION_DEPTH: usize = 4;
 const FUSION_AT_LEAST: usize = 100;
+const SECTION_PAGE: usize = 1_000;
+const LARGEST_SECTION: usize = 10_000;
 
 impl ChromaStore {
     pub(super) async fn find(
@@ -80,18 +82,32 @@ impl ChromaStore {
                 continue;
             };
             if !gathering.cut && !sections.contains_key(&value) {
-                let page = Page {
-                    limit: 2 * SECTION_REACH,
-                    offset: 0,
-                };
-                let filter = request.expand.filter(value.clone());
-                let members = self.documents(name, &filter, page).await?.documents;
+                let members = self.section(name, &request.expand.filter(value.clone())).await?;
                 sections.insert(value.clone(), in_document_order(members));
             }
             let section = sections.get(&value).map(Vec::as_slice).unwrap_or_default();
             hit.siblings = Some(gathering.within(section, &hit.document));
         }
         Ok(gathering.cut)
+    }
+
+    /// All that share a value, or the first of very many: ChromaDB does not tell where among them a
+    /// document stands.
+    async fn section(&self, name: &CollectionName, filter: &Filter) -> Result<Vec<Document>, StoreError> {
+        let mut members = Vec::new();
+        while members.len() < LARGEST_SECTION {
+            let page = Page {
+                limit: SECTION_PAGE,
+                offset: members.len() as u64,
+            };
+            let found = self.documents(name, filter, page).await?.documents;
+            let ended = found.len() < SECTION_PAGE;
+            members.extend(found);
+            if ended {
+                break;
+            }
+        }
+        Ok(members)
     }
 
     async fn ranked(
