@@ -62,8 +62,8 @@ struct Failure {
 enum Cause {
     /// The model refuses this very text.
     Text,
-    /// The provider is down or wrongly configured, which is not for the text to pay for; it is left
-    /// alone for at least this long.
+    /// The provider is down or wrongly configured, or the store is away, which is not for the text to
+    /// pay for; it is left alone for at least this long.
     Outage(Duration),
     /// Something went wrong that may not the next time.
     Passing,
@@ -99,9 +99,14 @@ async fn embed_and_store(worker: &Worker, batch: Vec<Claimed>, lease_ends: Insta
     let embedded = outcome.vectors.len();
     if let Err((claimed, error)) = store_vectors(worker, outcome.vectors).await {
         tracing::error!(%error, "vectors of agent memory could not be stored");
-        let failure = Failure {
-            message: "the vector could not be stored".to_owned(),
-            cause: Cause::Passing,
+        let message = "the vector could not be stored";
+        let failure = match error {
+            StoreError::Unavailable { retry_after, .. } => {
+                let oldest = claimed.iter().map(|claimed| claimed.stored.saved_at).min();
+                worker.pause.failed(&worker.options, retry_after, oldest);
+                outage(&message, retry_after)
+            }
+            _ => passing(&message),
         };
         outcome
             .failures

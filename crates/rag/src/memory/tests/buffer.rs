@@ -192,6 +192,28 @@ async fn an_outage_uses_up_no_attempts_and_is_over_once_a_call_succeeds() {
 }
 
 #[tokio::test]
+async fn a_store_that_is_away_uses_up_no_attempts_either() {
+    let home = Home::new();
+    let embedder = StubEmbedder::new();
+    let outage = (quick().max_attempts + 5) as usize;
+    let store = Arc::new(WatchedStore {
+        inner: home.store.clone(),
+        meeting: None,
+        broken: None,
+        away: outage.into(),
+    });
+    let buffer = Buffer::start(home.records(), store.clone(), embedder.clone(), quick());
+    let memory = Memory::with_embedding(home.records(), store, buffer.clone());
+    memory.save(None, knowledge("text")).await.unwrap();
+    until_status(&memory, |status| {
+        assert_eq!(status.failed, 0);
+        status.embedded == 1 && status.queued == 0
+    })
+    .await;
+    buffer.stop(SOON).await;
+}
+
+#[tokio::test]
 async fn a_provider_that_refuses_everything_is_not_blamed_on_the_texts() {
     let home = Home::new();
     let plain = home.plain().await;

@@ -107,6 +107,7 @@ async fn req_emb_006_parallel_collection_search() {
         inner: filled.home.store.clone(),
         meeting: Some(Barrier::new(4)),
         broken: None,
+        away: Default::default(),
     });
     let retrieval = ask("tea");
     let answer = tokio::time::timeout(SOON, rag.retrieve(&retrieval))
@@ -128,6 +129,7 @@ async fn req_emb_006_single_collection_failure() {
         inner: filled.home.store.clone(),
         meeting: None,
         broken: Some(Kind::Observation.vectors()),
+        away: Default::default(),
     });
     let answer = rag.retrieve(&ask("tea")).await.unwrap();
     assert!(answer.found.iter().any(|f| f.collection == "knowledge"));

@@ -1,5 +1,5 @@
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -297,6 +297,8 @@ pub(super) struct WatchedStore {
     /// Every search waits here until as many are under way as the barrier wants.
     pub(super) meeting: Option<Barrier>,
     pub(super) broken: Option<CollectionName>,
+    /// So many writes of vectors find the store away.
+    pub(super) away: AtomicUsize,
 }
 
 #[async_trait]
@@ -343,6 +345,15 @@ impl Store for WatchedStore {
         self.inner.delete_collection(name).await
     }
     async fn upsert(&self, name: &CollectionName, batch: DocumentBatch) -> Result<(), StoreError> {
+        let left = self
+            .away
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        if left.is_ok() {
+            return Err(StoreError::Unavailable {
+                message: "the engine is away".to_owned(),
+                retry_after: Duration::from_millis(1),
+            });
+        }
         self.inner.upsert(name, batch).await
     }
     async fn document(&self, name: &CollectionName, id: &DocumentId) -> Result<Option<Document>, StoreError> {
