@@ -225,8 +225,13 @@ fn wrong_arguments_are_refused_in_a_sentence() {
     assert!(refused.failed_with(1).contains("'none'"), "{refused:?}");
     assert!(
         desk.here(&["a.md", "--include", "["])
-            .failed_with(1)
+            .failed_with(2)
             .contains("is not a file pattern")
+    );
+    assert!(
+        desk.here(&["-", "--prune"])
+            .failed_with(2)
+            .contains("--prune needs paths")
     );
     assert_eq!(desk.here(&[]).code, Some(2));
 }

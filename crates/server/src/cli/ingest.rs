@@ -28,7 +28,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::remote::{REMOTE_ENVIRONMENT, server_url};
-use super::{block_on, quickstart};
+use super::{block_on, quickstart, wrong_arguments};
 use crate::config::{self, EmbeddingsChoice, Flags, Layers, Settings};
 use crate::stores::OpenStore;
 use crate::{listen, startup, telemetry};
@@ -98,9 +98,14 @@ pub struct IngestArgs {
 
 pub fn run(args: &IngestArgs) -> anyhow::Result<()> {
     telemetry::start_logs(telemetry::LogFormat::Text);
-    let collection = CollectionName::parse(args.collection.as_str())?;
+    let collection =
+        CollectionName::parse(args.collection.as_str()).unwrap_or_else(|error| wrong_arguments(error));
     let files: Vec<String> = args.paths.iter().filter(|path| *path != STDIN).cloned().collect();
-    let selection = Selection::new(&files, &args.include, &args.exclude)?;
+    if args.prune && files.is_empty() {
+        wrong_arguments("--prune needs paths: what is not in standard input is not taken for gone");
+    }
+    let selection =
+        Selection::new(&files, &args.include, &args.exclude).unwrap_or_else(|error| wrong_arguments(error));
     let found = selection.find();
     match &args.url {
         Some(url) if !args.dry_run => {

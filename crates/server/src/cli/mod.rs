@@ -237,6 +237,13 @@ fn printable(text: &str) -> String {
         .collect()
 }
 
+/// Ends the program as wrong arguments do, where the arguments alone do not show that they are.
+fn wrong_arguments(problem: impl std::fmt::Display) -> ! {
+    Cli::command()
+        .error(clap::error::ErrorKind::ValueValidation, problem)
+        .exit()
+}
+
 fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()
