@@ -20,6 +20,10 @@ use ragstone_models::{
 };
 use serde_json::{Value, json};
 
+/// As in the program.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 type Failure = Box<dyn std::error::Error>;
 
 struct Loaded {

@@ -17,6 +17,10 @@ use ragstone_core::{CollectionName, Filter, Metadata};
 use ragstone_store::{SqliteStore, StoreOptions};
 use serde_json::json;
 
+/// As in the program.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 struct Arguments {
     documents: usize,
     vectors: Option<String>,
@@ -123,7 +127,7 @@ fn open(directory: &std::path::Path) -> SqliteStore {
         "open {:?} (processor {:?}), resident +{} MB",
         start.elapsed(),
         processor_time() - used,
-        (resident() - before) >> 20
+        resident().saturating_sub(before) >> 20
     );
     store
 }

@@ -147,6 +147,23 @@ pub(super) fn pack_transposed<const FMA: bool>(
     }
 }
 
+/// Copies `height` rows of `depth` values so that those of one depth stand side by side.
+#[inline(always)]
+pub(super) fn pack_tile<const FMA: bool>(
+    source: &[f32],
+    stride: usize,
+    depth: usize,
+    height: usize,
+    tile: &mut [f32],
+) {
+    for row in 0..height {
+        let source = &source[row * stride..][..depth];
+        for (value, line) in source.iter().zip(tile.chunks_exact_mut(height)) {
+            line[row] = *value;
+        }
+    }
+}
+
 /// Rows of `depth` values become rows of as many bytes, `stride` apart, from 0 for a row's lowest value
 /// to 255 for its highest. The bytes between two rows become 0.
 #[inline(always)]

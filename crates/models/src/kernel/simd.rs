@@ -6,6 +6,7 @@
 //! columns that do not overlap. And code compiled for AVX2 and FMA is entered only through
 //! [`Isa::Avx2`], a value that [`Isa::detect`] makes only after the processor said that it has both.
 
+use std::cell::Cell;
 use std::ops::Range;
 
 use super::int8::RowStep;
@@ -158,6 +159,16 @@ pub(super) fn for_panels(team: &Team, panels: usize, work: &(dyn Fn(Range<usize>
     });
 }
 
+/// From this many panels on, rows of `a` are copied so that a tile reads them as one stream: each
+/// copy is then read often enough to pay for itself.
+const PANELS_WORTH_PACKING: usize = 8;
+
+thread_local! {
+    /// The packed rows of the block that this thread works on, tile after tile; in a tile, the values
+    /// of one depth side by side.
+    static PACKED_ROWS: Cell<AlignedBuffer> = const { Cell::new(AlignedBuffer { lines: Vec::new() }) };
+}
+
 /// # Safety
 /// The operands must be as long as [`run`] checks, and no other thread may access the columns of
 /// `range` in the output.
@@ -171,6 +182,19 @@ unsafe fn run_panels(isa: Isa, product: &Product<'_>, output: Output, ldc: usize
         let (first, last) = (block == 0, block + 1 == blocks);
         for block_row in (0..rows).step_by(BLOCK_ROWS) {
             let block_end = rows.min(block_row + BLOCK_ROWS);
+            let block_rows = block_end - block_row;
+            let packing = block_rows > TILE_ROWS && range.len() >= PANELS_WORTH_PACKING;
+            let mut packed = PACKED_ROWS.take();
+            if packing {
+                let mut into = packed.reserve(block_rows * depth);
+                let mut row = block_row;
+                while row < block_end {
+                    let height = tile_height(block_end - row);
+                    let (tile, rest) = into.split_at_mut(height * depth);
+                    pack_tile(isa, &a[row * lda + k..], lda, depth, height, tile);
+                    (into, row) = (rest, row + height);
+                }
+            }
             for panel in range.clone() {
                 let column = panel * PANEL;
                 let width = PANEL.min(b.columns - column);
@@ -178,8 +202,13 @@ unsafe fn run_panels(isa: Isa, product: &Product<'_>, output: Output, ldc: usize
                 while row < block_end {
                     let height = tile_height(block_end - row);
                     let args = TileArgs {
-                        a: &a[row * lda + k..],
+                        a: if packing {
+                            &packed.as_slice()[(row - block_row) * depth..]
+                        } else {
+                            &a[row * lda + k..]
+                        },
                         lda,
+                        packed: packing,
                         b: &b.panels[panel * b.depth * PANEL + k * PANEL..][..depth * PANEL],
                         depth,
                         // SAFETY: row < rows and column < columns.
@@ -203,6 +232,7 @@ unsafe fn run_panels(isa: Isa, product: &Product<'_>, output: Output, ldc: usize
                     row += height;
                 }
             }
+            PACKED_ROWS.set(packed);
         }
     }
 }
@@ -262,7 +292,10 @@ unsafe fn tile_of(isa: Isa, height: usize, args: &TileArgs<'_>) {
 #[derive(Clone, Copy)]
 struct TileArgs<'a> {
     a: &'a [f32],
+    /// How far apart the rows of `a` are, unless it is packed.
     lda: usize,
+    /// Whether the values of one depth stand side by side.
+    packed: bool,
     b: &'a [f32],
     depth: usize,
     c: *mut f32,
@@ -272,6 +305,13 @@ struct TileArgs<'a> {
     finish: Finish,
 }
 
+impl TileArgs<'_> {
+    /// How far apart two values of `a` are in neighbouring rows and at neighbouring depths.
+    fn steps<const R: usize>(&self) -> (usize, usize) {
+        if self.packed { (1, R) } else { (self.lda, 1) }
+    }
+}
+
 /// Computes `R` rows by 16 columns of a product, `R` from 1 to 6.
 ///
 /// # Safety
@@ -279,12 +319,19 @@ struct TileArgs<'a> {
 /// `args.ldc`, and nothing else may access them meanwhile. `a`, `b` and `bias` are checked here.
 unsafe fn tile<const R: usize>(isa: Isa, args: &TileArgs<'_>) {
     assert!(args.b.len() >= args.depth * PANEL && args.bias.is_none_or(|bias| bias.len() >= PANEL));
-    assert!(args.depth == 0 || args.a.len() >= (R - 1) * args.lda + args.depth);
+    let (row_step, depth_step) = args.steps::<R>();
+    assert!(args.depth == 0 || args.a.len() > (R - 1) * row_step + (args.depth - 1) * depth_step);
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: AVX2 and FMA are there, see `Isa`; the lengths of `a`, `b` and `bias` were
         // checked above, and the caller vouches for `c`.
-        Isa::Avx2 => unsafe { avx2::tile::<R>(args) },
+        Isa::Avx2 => unsafe {
+            if args.packed {
+                avx2::tile::<R, true>(args);
+            } else {
+                avx2::tile::<R, false>(args);
+            }
+        },
         // SAFETY: the caller vouches for `c`.
         Isa::Portable => unsafe { portable_tile::<R>(args) },
     }
@@ -305,9 +352,10 @@ unsafe fn portable_tile<const R: usize>(args: &TileArgs<'_>) {
             }
         }
     }
+    let (row_step, depth_step) = args.steps::<R>();
     for (k, b) in args.b.chunks_exact(PANEL).take(args.depth).enumerate() {
         for (r, row) in acc.iter_mut().enumerate() {
-            let a = args.a[r * args.lda + k];
+            let a = args.a[r * row_step + k * depth_step];
             for (value, b) in row.iter_mut().zip(b) {
                 *value = rows::madd::<NATIVE_FMA>(a, *b, *value);
             }
@@ -354,6 +402,7 @@ dispatch! {
     layer_norm(values: &mut [f32], gamma: &[f32], beta: &[f32], eps: f32);
     activate(finish: Finish, values: &mut [f32]);
     pack_transposed(source: &[f32], stride: usize, depth: usize, columns: usize, panels: &mut [f32]);
+    pack_tile(source: &[f32], stride: usize, depth: usize, height: usize, tile: &mut [f32]);
     quantize(values: &[f32], depth: usize, stride: usize, bytes: &mut [u8], steps: &mut [RowStep]);
 }
 
@@ -374,16 +423,9 @@ mod avx2_tile {
     /// # Safety
     /// As for [`super::tile`], with the lengths of `a`, `b` and `bias` checked.
     #[target_feature(enable = "avx2,fma")]
-    pub(in super::super) unsafe fn tile<const R: usize>(args: &TileArgs<'_>) {
-        let TileArgs {
-            a,
-            lda,
-            b,
-            depth,
-            c,
-            ldc,
-            ..
-        } = *args;
+    pub(in super::super) unsafe fn tile<const R: usize, const PACKED: bool>(args: &TileArgs<'_>) {
+        let TileArgs { a, b, depth, c, ldc, .. } = *args;
+        let (row_step, depth_step) = if PACKED { (1, R) } else { (args.lda, 1) };
         let (mut a, mut b) = (a.as_ptr(), b.as_ptr());
         let mut acc: [[__m256; 2]; R] = [[_mm256_setzero_ps(); 2]; R];
         // SAFETY: `c` covers R rows of 16 floats, `bias` holds 16, `b` holds depth rows of 16 and
@@ -405,16 +447,26 @@ mod avx2_tile {
                     *high = _mm256_add_ps(*high, right);
                 }
             }
-            for _ in 0..depth {
-                let (left, right) = (_mm256_loadu_ps(b), _mm256_loadu_ps(b.add(8)));
-                _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(AHEAD * PANEL).cast());
-                for (r, [low, high]) in acc.iter_mut().enumerate() {
-                    let value = _mm256_set1_ps(*a.add(r * lda));
-                    *low = _mm256_fmadd_ps(value, left, *low);
-                    *high = _mm256_fmadd_ps(value, right, *high);
+            let mut deeper = |steps: usize| {
+                for step in 0..steps {
+                    let line = b.add(step * PANEL);
+                    let (left, right) = (_mm256_loadu_ps(line), _mm256_loadu_ps(line.add(8)));
+                    _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(AHEAD * PANEL).cast());
+                    for (r, [low, high]) in acc.iter_mut().enumerate() {
+                        let value = _mm256_set1_ps(*a.add(r * row_step + step * depth_step));
+                        *low = _mm256_fmadd_ps(value, left, *low);
+                        *high = _mm256_fmadd_ps(value, right, *high);
+                    }
                 }
-                a = a.add(1);
-                b = b.add(PANEL);
+                a = a.add(steps * depth_step);
+                b = b.add(steps * PANEL);
+            };
+            // Written out four times, the loop itself costs nothing beside the products.
+            for _ in 0..depth / 4 {
+                deeper(4);
+            }
+            for _ in 0..depth % 4 {
+                deeper(1);
             }
             for (r, [low, high]) in acc.iter().enumerate() {
                 _mm256_storeu_ps(c.add(r * ldc), *low);

@@ -188,9 +188,8 @@ impl Codes {
         self.widest = self.widest.max(spread);
     }
 
-    /// Has what a scan reads first fetched from memory; the rest follows by itself.
+    /// Has fetched from memory what a scan reads beside the bits, see [`Codes::estimate`].
     pub(crate) fn prefetch(&self) {
-        prefetch(self.bits.get(..1024).unwrap_or(&self.bits));
         prefetch(&self.centre);
         prefetch(&self.scales);
         prefetch(&self.shifts);
@@ -209,19 +208,24 @@ impl Codes {
     }
 
     /// Estimates the similarity of all vectors of a block, and tells by bits which are above the
-    /// threshold; if none is, the estimates are not written.
+    /// threshold; if none is, the estimates are not written. Meanwhile the same block of `next` is
+    /// fetched from memory: the codes of a chunk are too short a run for the processor to be ahead
+    /// by itself.
     #[inline]
     pub(crate) fn estimate(
         &self,
         block: usize,
+        next: Option<&Self>,
         query: &CodeQuery,
         line: Line,
         threshold: f32,
         estimates: &mut [f32; LANES],
     ) -> u32 {
         let size = query.tables.len();
+        let range = block * size..(block + 1) * size;
+        let later = next.and_then(|next| next.bits.get(range.clone()));
         let (Some(codes), Some(scales), Some(shifts)) = (
-            self.bits.get(block * size..(block + 1) * size),
+            self.bits.get(range),
             self.scales.as_chunks().0.get(block),
             self.shifts.as_chunks().0.get(block),
         ) else {
@@ -229,6 +233,7 @@ impl Codes {
         };
         let block = Block {
             codes,
+            later: later.unwrap_or_default(),
             scales,
             shifts,
         };

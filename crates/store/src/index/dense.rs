@@ -19,6 +19,8 @@ pub(crate) const EXACT_CANDIDATES: u64 = 10_000;
 /// From this many vectors on a search that is alone uses a second thread. With 100,000 a run
 /// over HTTP was slower with it in all but one case.
 const PARALLEL_VECTORS: usize = 300_000;
+/// Chunks that a thread takes at a time.
+const PART: usize = 32;
 /// How many vectors ahead of the one that is compared are being fetched from memory.
 const PREFETCH_AHEAD: usize = 4;
 /// How many standard deviations an estimate may be off before its vector is given up. On 63,000
@@ -163,24 +165,21 @@ fn scan_codes(
         code_queries: &code_queries,
         mask: mask.as_deref(),
         keep: depth(limit, candidates.slots.len()),
+        next: AtomicUsize::new(0),
     };
-    let chunks = vectors.chunks().len();
     let mut estimated = if alone && candidates.total >= PARALLEL_VECTORS {
-        let (mut first, second) = std::thread::scope(|scope| {
-            let second = scope.spawn(|| scan.chunks(chunks / 2..chunks));
-            let first = scan.chunks(0..chunks / 2);
-            (
-                first,
-                second
-                    .join()
-                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-            )
+        let mut second = None;
+        let mut first = rayon::in_place_scope(|scope| {
+            scope.spawn(|_| second = Some(scan.run()));
+            scan.run()
         });
-        first.estimates.extend(second.estimates);
-        first.widest = first.widest.max(second.widest);
+        if let Some(second) = second {
+            first.estimates.extend(second.estimates);
+            first.widest = first.widest.max(second.widest);
+        }
         first
     } else {
-        scan.chunks(0..chunks)
+        scan.run()
     };
     rescore(vectors, query, &code_queries, &mut estimated, limit)
 }
@@ -227,17 +226,26 @@ struct Scan<'a> {
     code_queries: &'a [CodeQuery],
     mask: Option<&'a [u64]>,
     keep: usize,
+    /// The first chunk that no thread has taken yet.
+    next: AtomicUsize,
 }
 
 impl Scan<'_> {
-    fn chunks(&self, range: std::ops::Range<usize>) -> Scanned {
+    /// Scans what is not taken yet. Threads take few chunks at a time, because one that was asked
+    /// to help may come late, or have to share a processor.
+    fn run(&self) -> Scanned {
         let mut best: Vec<Estimate> = Vec::with_capacity(self.keep * 2 + LANES);
         let mut threshold = f32::NEG_INFINITY;
         let mut widest = 0.0f32;
         let mut estimates = [0.0f32; LANES];
-        for number in range {
+        let chunks = self.vectors.chunks();
+        let parts = std::iter::repeat_with(|| self.next.fetch_add(PART, Relaxed));
+        let numbers = parts
+            .take_while(|first| *first < chunks.len())
+            .flat_map(|first| first..first + PART);
+        for number in numbers {
             self.vectors.prefetch_codes_after(number);
-            let Some(chunk) = self.vectors.chunks().get(number) else {
+            let Some(chunk) = chunks.get(number) else {
                 break;
             };
             let Some(codes) = chunk.codes() else {
@@ -247,6 +255,7 @@ impl Scan<'_> {
             let Some(query) = prepared_for(codes, self.code_queries) else {
                 continue;
             };
+            let next = chunks.get(number + 1).and_then(|chunk| chunk.codes());
             let line = query.line(codes);
             widest = widest.max(query.widest_spread(codes));
             for block in 0..codes.blocks() {
@@ -255,7 +264,7 @@ impl Scan<'_> {
                 if wanted == 0 {
                     continue;
                 }
-                let mut passing = wanted & codes.estimate(block, query, line, threshold, &mut estimates);
+                let mut passing = wanted & codes.estimate(block, next, query, line, threshold, &mut estimates);
                 while passing != 0 {
                     let lane = passing.trailing_zeros();
                     passing &= passing - 1;

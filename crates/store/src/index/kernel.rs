@@ -51,6 +51,8 @@ pub(crate) fn prefetch<T>(vector: &[T]) {
 pub(crate) struct Block<'a> {
     /// [`GROUP`] bytes per group; the number of groups is even.
     pub(crate) codes: &'a [u8],
+    /// Codes that come later, which are fetched from memory meanwhile.
+    pub(crate) later: &'a [u8],
     pub(crate) scales: &'a [f32; LANES],
     pub(crate) shifts: &'a [f32; LANES],
 }
@@ -278,7 +280,7 @@ mod avx2 {
         let (offset, threshold) = (_mm256_set1_ps(line.offset), _mm256_set1_ps(threshold));
         let mut above = 0;
         let mut results = [_mm256_setzero_ps(); LANES / 8];
-        for (eight, (sums, result)) in sums_of_tables(block.codes, tables)
+        for (eight, (sums, result)) in sums_of_tables(block.codes, block.later, tables)
             .into_iter()
             .zip(&mut results)
             .enumerate()
@@ -310,13 +312,16 @@ mod avx2 {
     /// bytes as 16-bit numbers adds the odd byte times 256 as well, which is taken off at the end.
     #[inline]
     #[target_feature(enable = "avx2")]
-    fn sums_of_tables(codes: &[u8], tables: &[u8]) -> [__m128i; LANES / 8] {
+    fn sums_of_tables(codes: &[u8], later: &[u8], tables: &[u8]) -> [__m128i; LANES / 8] {
         let low_bits = _mm256_set1_epi8(15);
         let zero = _mm256_setzero_si256();
         let (mut first, mut first_odd, mut second, mut second_odd) = (zero, zero, zero, zero);
         let (codes, _) = codes.as_chunks::<{ 2 * GROUP }>();
         let (tables, _) = tables.as_chunks::<{ 2 * GROUP }>();
-        for (code, table) in codes.iter().zip(tables) {
+        for (at, (code, table)) in codes.iter().zip(tables).enumerate() {
+            // Half a line at a time: asking twice costs less than keeping count.
+            let soon = later.as_ptr().wrapping_add(at * 2 * GROUP);
+            _mm_prefetch::<_MM_HINT_T0>(soon.cast());
             // SAFETY: both are references to 32 bytes, and the loads need no alignment.
             let (code, table) = unsafe {
                 (
@@ -390,6 +395,7 @@ mod tests {
                 .collect();
             let block = Block {
                 codes: &codes,
+                later: &[],
                 scales: &scales,
                 shifts: &shifts,
             };
