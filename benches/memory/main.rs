@@ -69,22 +69,26 @@ async fn saves() {
         tokio::spawn(async move {
             let mut connection = Connection::open(address).await;
             let mut latencies = Latencies::default();
-            let mut late = Duration::ZERO;
+            let mut worst = [0.0f64; SECONDS];
             for n in (worker..RATE * SECONDS).step_by(CONNECTIONS) {
                 let due = start + Duration::from_secs_f64(n as f64 / RATE as f64);
                 tokio::time::sleep_until(due.into()).await;
-                late = late.max(due.elapsed());
                 let answer = connection.post("/memory/observations", &observation(n)).await;
                 assert_eq!(answer.status, 200, "{}", answer.body);
                 // From when it should have been sent, so that a stall counts for all it delays.
-                latencies.add(due.elapsed());
+                let took = due.elapsed();
+                latencies.add(took);
+                worst[n / RATE] = worst[n / RATE].max(took.as_secs_f64() * 1e3);
             }
-            latencies
+            (latencies, worst)
         })
     });
     let mut latencies = Latencies::default();
+    let mut worst = [0.0f64; SECONDS];
     for worker in futures::future::join_all(workers).await {
-        latencies.merge(worker.expect("a worker ends"));
+        let (its_latencies, its_worst) = worker.expect("a worker ends");
+        latencies.merge(its_latencies);
+        worst.iter_mut().zip(its_worst).for_each(|(a, b)| *a = a.max(b));
     }
     let took = start.elapsed();
     let saved = RATE * SECONDS;
@@ -94,6 +98,7 @@ async fn saves() {
         saved as f64 / took.as_secs_f64()
     );
     println!("  save {latencies}");
+    println!("  worst of each second, in ms: {worst:.0?}");
     println!(
         "  memory of the server when the last save was answered: {} MB",
         program.memory_mb()

@@ -18,7 +18,7 @@ use ragstone_rag::ingest::Ingestion;
 use ragstone_rag::jobs::Jobs;
 use ragstone_rag::ledger::{ContractEmbedder, ContractSettings, Ledger};
 use ragstone_rag::{Models, Service};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 
 use crate::agent::Agent;
 use crate::config::{self, ConfigError, CrossEncoderChoice, EmbeddingsChoice, Settings};
@@ -43,9 +43,24 @@ pub(crate) async fn serve(settings: Settings) -> anyhow::Result<()> {
 
 pub(crate) async fn bind(settings: &Settings) -> anyhow::Result<TcpListener> {
     let address = SocketAddr::new(settings.host, settings.port);
-    TcpListener::bind(address)
-        .await
-        .with_context(|| format!("cannot listen on {address}"))
+    listen_on(address).with_context(|| format!("cannot listen on {address}"))
+}
+
+/// Connections that may wait to be accepted; the system may allow fewer. With the usual 128, clients
+/// beyond them that connect at the same moment were only heard when they tried again a second later.
+const WAITING_CONNECTIONS: u32 = 4096;
+
+fn listen_on(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    // A restart must not wait for connections of the last run to be forgotten. On Windows the same
+    // option would let two programs share a port.
+    #[cfg(not(windows))]
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(WAITING_CONNECTIONS)
 }
 
 /// The service, ready to answer.

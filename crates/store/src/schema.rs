@@ -125,7 +125,7 @@ pub(crate) fn open_writer(path: &Path) -> Result<Connection> {
          PRAGMA synchronous = FULL;
          PRAGMA secure_delete = FAST;
          PRAGMA foreign_keys = OFF;
-         PRAGMA wal_autocheckpoint = 8000;
+         PRAGMA wal_autocheckpoint = 16000;
          PRAGMA cache_size = -32000;
          PRAGMA temp_store = MEMORY;",
     )?;

@@ -156,11 +156,35 @@ pub(super) fn pack_tile<const FMA: bool>(
     height: usize,
     tile: &mut [f32],
 ) {
-    for row in 0..height {
-        let source = &source[row * stride..][..depth];
-        for (value, line) in source.iter().zip(tile.chunks_exact_mut(height)) {
-            line[row] = *value;
+    match height {
+        6 => pack_rows::<6>(source, stride, depth, tile),
+        5 => pack_rows::<5>(source, stride, depth, tile),
+        _ => {
+            for row in 0..height {
+                let source = &source[row * stride..][..depth];
+                for (value, line) in source.iter().zip(tile.chunks_exact_mut(height)) {
+                    line[row] = *value;
+                }
+            }
         }
+    }
+}
+
+/// Four depths of all rows at a time, so that the compiler can turn them in registers.
+#[inline(always)]
+fn pack_rows<const ROWS: usize>(source: &[f32], stride: usize, depth: usize, tile: &mut [f32]) {
+    const AT_ONCE: usize = 4;
+    let rows: [&[f32]; ROWS] = std::array::from_fn(|row| &source[row * stride..][..depth]);
+    let (lines, _) = tile.as_chunks_mut::<ROWS>();
+    let (fours, rest) = lines.as_chunks_mut::<AT_ONCE>();
+    let parts = rows.map(|row| row.as_chunks::<AT_ONCE>().0);
+    let count = fours.len().min(depth / AT_ONCE);
+    for (at, four) in fours.iter_mut().enumerate().take(count) {
+        let values = parts.map(|part| part[at]);
+        *four = std::array::from_fn(|k| std::array::from_fn(|row| values[row][k]));
+    }
+    for (line, k) in rest.iter_mut().zip(count * AT_ONCE..depth) {
+        *line = rows.map(|row| row[k]);
     }
 }
 

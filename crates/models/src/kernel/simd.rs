@@ -424,7 +424,9 @@ mod avx2_tile {
     /// As for [`super::tile`], with the lengths of `a`, `b` and `bias` checked.
     #[target_feature(enable = "avx2,fma")]
     pub(in super::super) unsafe fn tile<const R: usize, const PACKED: bool>(args: &TileArgs<'_>) {
-        let TileArgs { a, b, depth, c, ldc, .. } = *args;
+        let TileArgs {
+            a, b, depth, c, ldc, ..
+        } = *args;
         let (row_step, depth_step) = if PACKED { (1, R) } else { (args.lda, 1) };
         let (mut a, mut b) = (a.as_ptr(), b.as_ptr());
         let mut acc: [[__m256; 2]; R] = [[_mm256_setzero_ps(); 2]; R];

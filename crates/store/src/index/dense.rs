@@ -264,7 +264,8 @@ impl Scan<'_> {
                 if wanted == 0 {
                     continue;
                 }
-                let mut passing = wanted & codes.estimate(block, next, query, line, threshold, &mut estimates);
+                let mut passing =
+                    wanted & codes.estimate(block, next, query, line, threshold, &mut estimates);
                 while passing != 0 {
                     let lane = passing.trailing_zeros();
                     passing &= passing - 1;

@@ -13,7 +13,7 @@ const SMALL_BYTES: usize = 32 << 10;
 const BATCH_JOBS: usize = 4096;
 const BATCH_BYTES: usize = 8 << 20;
 /// The longest that a large write lets small ones pass.
-const PATIENCE: Duration = Duration::from_millis(100);
+const PATIENCE: Duration = Duration::from_millis(400);
 
 pub(super) struct Lanes<T> {
     small: VecDeque<(usize, T)>,

@@ -9,12 +9,14 @@
 mod collections;
 mod documents;
 mod lanes;
+mod log;
 mod records;
 #[cfg(test)]
 mod tests;
 mod transaction;
 
 use std::panic::AssertUnwindSafe;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -29,10 +31,15 @@ use crate::faults::Faults;
 use crate::published::Published;
 pub(crate) use documents::prepare;
 use lanes::{Batch, Lanes};
+use log::LogMover;
 pub(crate) use transaction::{Size, Transaction};
 
 /// How long the queue is empty before the thread tidies up.
 const IDLE: Duration = Duration::from_millis(100);
+/// So many writes in one transaction mean that many are on their way. Each transaction costs a few
+/// pages and a flush of the disk whatever it holds, so the next one waits a moment for them.
+const CROWD: usize = 16;
+const GATHERING: Duration = Duration::from_millis(2);
 
 /// Tells the caller, once the outcome of the whole transaction is known.
 type Finish = Box<dyn FnOnce(Result<(), &Error>) + Send>;
@@ -100,7 +107,13 @@ impl Writer {
         let (queue, messages) = channel();
         let queued = Arc::new(Queued::default());
         let record_clock = connection.query_row("SELECT now FROM record_clock", [], |row| row.get(0))?;
+        let log = connection
+            .path()
+            .map(PathBuf::from)
+            .map(LogMover::start)
+            .transpose()?;
         let mut thread = WriterThread {
+            log,
             connection,
             published,
             faults,
@@ -109,6 +122,7 @@ impl Writer {
             flushes: Vec::new(),
             record_clock,
             untidy: true,
+            crowded: false,
         };
         let handle = std::thread::Builder::new()
             .name("ragstone-writer".into())
@@ -180,6 +194,8 @@ fn rolled_back(error: &Error) -> Error {
 }
 
 struct WriterThread {
+    /// Ends before the connection does, whose end tidies up the log for good.
+    log: Option<LogMover>,
     connection: Connection,
     published: Arc<Published>,
     faults: Faults,
@@ -190,6 +206,8 @@ struct WriterThread {
     record_clock: i64,
     /// Something was written since the last tidying.
     untidy: bool,
+    /// The last transaction was shared by a [`CROWD`].
+    crowded: bool,
 }
 
 impl WriterThread {
@@ -214,11 +232,15 @@ impl WriterThread {
                 };
                 stopping |= self.take_in(message);
             }
+            if self.crowded && !stopping {
+                std::thread::sleep(GATHERING);
+            }
             // After the word to stop nothing more is accepted.
             while !stopping && let Ok(message) = messages.try_recv() {
                 stopping |= self.take_in(message);
             }
             let batch = self.lanes.next(Instant::now());
+            self.crowded = batch.jobs.len() >= CROWD;
             self.write(batch);
             if self.lanes.is_empty() {
                 for answer in std::mem::take(&mut self.flushes) {
@@ -248,11 +270,15 @@ impl WriterThread {
         // Before anybody is told that their write is done: whoever then writes again must not be
         // refused because of it.
         self.queued.remove(batch.jobs.len(), batch.bytes);
+        let bytes = batch.bytes;
         // A panic is a bug, but not one that should end all writing: the transaction is rolled
         // back as it unwinds, nothing of it is published, and its callers are told.
         let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| self.commit(batch.jobs)));
         if outcome.is_err() {
             tracing::error!("a write panicked; its transaction was rolled back");
+        }
+        if let Some(log) = &mut self.log {
+            log.committed(bytes);
         }
     }
 
