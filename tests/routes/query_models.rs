@@ -198,11 +198,13 @@ async fn a_collection_keeps_to_the_model_that_made_its_vectors() {
     let metadata = json!({"metadata": {"embedding_model": "other"}});
     server.put("/collections/c/metadata", metadata).await.ok();
     let more = json!({"documents": [{"id": "b", "text": "the dog"}]});
-    for (path, body) in [("query", query.clone()), ("documents", more.clone())] {
-        let detail = server
-            .post(&format!("/collections/c/{path}"), body)
-            .await
-            .refused(400);
+    let collect = json!({"user_message": "fox", "collections": [{"service": "local", "name": "c"}]});
+    for (path, body) in [
+        ("/collections/c/query", query.clone()),
+        ("/collections/c/documents", more.clone()),
+        ("/api/rag/collect", collect.clone()),
+    ] {
+        let detail = server.post(path, body).await.refused(400);
         assert!(
             detail.contains("has vectors of model 'one'") && detail.contains("again"),
             "{path}: {detail}"
@@ -221,14 +223,11 @@ async fn a_collection_keeps_to_the_model_that_made_its_vectors() {
     let server = setup.embeddings(&[("one", &one), ("other", &one)]).start().await;
     let metadata = json!({"metadata": {"embedding_model": "other"}});
     server.put("/collections/c/metadata", metadata).await.ok();
-    let answer = server.post("/collections/c/query", query).await.ok();
-    assert!(
-        answer["warnings"][0]
-            .as_str()
-            .unwrap()
-            .contains("of model 'other', and version"),
-        "{answer}"
-    );
+    for (path, body) in [("/collections/c/query", query), ("/api/rag/collect", collect)] {
+        let answer = server.post(path, body).await.ok();
+        let warning = answer["warnings"][0].as_str().unwrap_or_default();
+        assert!(warning.contains("of model 'other', and version"), "{answer}");
+    }
     let detail = server.post("/collections/c/documents", more).await.refused(400);
     assert!(detail.contains("of model 'other', and version"), "{detail}");
 }

@@ -10,7 +10,7 @@ use crate::collection::{Collection, CollectionName};
 use crate::document::{Added, Document, Metadata, NewDocument};
 use crate::error::InvalidInput;
 use crate::filter::Filter;
-use crate::model::ModelError;
+use crate::model::{ModelError, ModelIdentity};
 use crate::store::{DocumentPage, MetadataUpdate, Page, Selection, StoreError};
 
 /// A RAG backend: this process, another server of our own routes, or a database of another kind.
@@ -128,6 +128,8 @@ pub struct ProviderQuery {
     /// At least one of the two is there.
     pub text: Option<String>,
     pub vector: Option<Vec<f32>>,
+    /// Which model made `vector`, where this process did.
+    pub vector_by: Option<ModelIdentity>,
     pub top_k: usize,
     pub filter: Filter,
     pub max_distance: Option<f32>,

@@ -54,7 +54,17 @@ pub trait Store: Send + Sync {
     /// becomes that of the collection. Ids are distinct.
     async fn upsert(&self, name: &CollectionName, batch: DocumentBatch) -> Result<(), StoreError>;
 
-    async fn document(&self, name: &CollectionName, id: &DocumentId) -> Result<Option<Document>, StoreError>;
+    async fn document(&self, name: &CollectionName, id: &DocumentId) -> Result<Option<Document>, StoreError> {
+        let found = self.documents_by_id(name, std::slice::from_ref(id)).await?;
+        Ok(found.into_iter().next())
+    }
+
+    /// Those of these documents that are there, in the order of their ids.
+    async fn documents_by_id(
+        &self,
+        name: &CollectionName,
+        ids: &[DocumentId],
+    ) -> Result<Vec<Document>, StoreError>;
 
     /// One page of the documents that match, in order, and how many match in all.
     async fn documents(

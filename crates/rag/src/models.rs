@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use ragstone_core::collection::{Collection, CollectionName};
+use ragstone_core::error::InvalidInput;
 use ragstone_core::model::{
     EmbedInput, Embedder, Embedding, ModelError, ModelIdentity, RemoteFault, Reranker, Role,
 };
@@ -119,6 +120,19 @@ pub async fn embed_query(embedder: &dyn Embedder, text: &str) -> Result<Embeddin
         .into_iter()
         .next()
         .ok_or_else(|| ModelError::Failed("the model gave no vector for the query".into()).into())
+}
+
+/// Whether vectors of this model can be compared with those of a collection: not where another model
+/// made any of them, and with a warning where another version of it did.
+pub(crate) async fn check_comparable(
+    service: &Service,
+    collection: &CollectionName,
+    model: &ModelIdentity,
+) -> Result<Option<String>, ServiceError> {
+    match other_maker(service, collection, model).await? {
+        Some(other) if !other.is_a_version() => Err(InvalidInput::new(other.to_string()).into()),
+        other => Ok(other.map(|version| version.to_string())),
+    }
 }
 
 /// The model that made vectors of a collection, where it is not this one. Vectors of two models, or

@@ -17,7 +17,7 @@ use tokio::sync::{Mutex, OnceCell};
 
 use crate::Service;
 use crate::error::ServiceError;
-use crate::models::{embed_query, other_maker};
+use crate::models::{check_comparable, embed_query};
 
 /// A reranker sees this many times as many documents as are asked for, within the two bounds, but
 /// always some more than are asked for.
@@ -248,16 +248,11 @@ async fn find(
                 let start = Instant::now();
                 let text = query.text.as_deref().unwrap_or_default();
                 // At once: the store may be a round trip away.
-                let (other, embedding) = tokio::try_join!(
-                    other_maker(service, name, &embedder.info().identity),
+                let (warning, embedding) = tokio::try_join!(
+                    check_comparable(service, name, &embedder.info().identity),
                     vectors.get(embedder.as_ref(), text)
                 )?;
-                if let Some(other) = other {
-                    if !other.is_a_version() {
-                        return Err(InvalidInput::new(other.to_string()).into());
-                    }
-                    warnings.push(other.to_string());
-                }
+                warnings.extend(warning);
                 if embedding.truncated {
                     warnings.push(truncated_query(embedder.info()));
                 }

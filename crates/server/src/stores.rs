@@ -6,7 +6,7 @@ use anyhow::Context;
 use ragstone_core::records::Records;
 use ragstone_core::store::{Store, StoreError};
 use ragstone_providers::rag::ChromaStore;
-use ragstone_store::{PostgresOptions, PostgresStore, SqliteStore, StoreOptions};
+use ragstone_store::{Held, PostgresOptions, PostgresStore, SqliteStore, StoreOptions};
 use secrecy::SecretString;
 
 use crate::config::{self, ConfigError, StoreLocation};
@@ -24,8 +24,13 @@ pub(crate) enum OpenStore {
 
 impl OpenStore {
     pub(crate) async fn open(location: &StoreLocation) -> anyhow::Result<Self> {
+        Self::open_holding(location, Held::Everything).await
+    }
+
+    /// What an embedded store holds in memory is for the process that opens it to say.
+    pub(crate) async fn open_holding(location: &StoreLocation, held: Held) -> anyhow::Result<Self> {
         match location {
-            StoreLocation::Embedded(directory) => Ok(Self::Embedded(open_embedded(directory)?)),
+            StoreLocation::Embedded(directory) => Ok(Self::Embedded(open_embedded(directory, held)?)),
             StoreLocation::Postgres(url) => {
                 let store = PostgresStore::open(url, PostgresOptions::default())
                     .await
@@ -34,7 +39,7 @@ impl OpenStore {
             }
             StoreLocation::Chroma { url, data_dir } => {
                 let store = connect_chroma(url)?;
-                let records = open_embedded(data_dir)?;
+                let records = open_embedded(data_dir, held)?;
                 if let Err(error) = store.health().await {
                     let error = format!("{:#}", anyhow::Error::from(error));
                     tracing::warn!(
@@ -79,8 +84,12 @@ impl OpenStore {
     }
 }
 
-fn open_embedded(directory: &std::path::Path) -> anyhow::Result<Arc<SqliteStore>> {
-    let store = SqliteStore::open(directory, StoreOptions::default())
+fn open_embedded(directory: &std::path::Path, held: Held) -> anyhow::Result<Arc<SqliteStore>> {
+    let options = StoreOptions {
+        held,
+        ..StoreOptions::default()
+    };
+    let store = SqliteStore::open(directory, options)
         .with_context(|| format!("the store in {} cannot be opened", directory.display()))?;
     Ok(Arc::new(store))
 }

@@ -36,6 +36,7 @@ mod writer;
 
 pub use backup::{BackedUp, Occupied, backup, restore};
 pub use error::Error;
+pub use index::held::Held;
 pub use inspect::{InspectedCollection, Inspection, has_database, inspect};
 pub use postgres::{
     PostgresInspection, PostgresOptions, PostgresStore, PostgresUrl, Thresholds, inspect_postgres,

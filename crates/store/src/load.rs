@@ -12,6 +12,7 @@ use rusqlite::Connection;
 
 use crate::error::{Error, Result};
 use crate::index::fields::{Fields, FieldsBuilder};
+use crate::index::held::Held;
 use crate::index::keyword::KeywordIndex;
 use crate::index::segment::{MAX_DOCUMENTS, SegmentBuilder, SegmentData};
 use crate::index::vectors::{BLOCK, Vectors};
@@ -25,7 +26,7 @@ struct CollectionHead {
 }
 
 /// The snapshot of every collection. Nothing may write meanwhile.
-pub(crate) fn load_all(database: &Path) -> Result<HashMap<i64, Arc<Snapshot>>> {
+pub(crate) fn load_all(database: &Path, held: Held) -> Result<HashMap<i64, Arc<Snapshot>>> {
     let connection = open_reader(database)?;
     let heads: Vec<CollectionHead> = connection
         .prepare("SELECT id, version, dimensions FROM collections")?
@@ -41,11 +42,19 @@ pub(crate) fn load_all(database: &Path) -> Result<HashMap<i64, Arc<Snapshot>>> {
     let newest = rowids.values().filter_map(|of_one| of_one.last()).max();
     let newest = newest.copied().unwrap_or(0);
     let (vectors, mut fields, mut keywords) = std::thread::scope(|scope| {
-        let fields = scope.spawn(|| load_fields(database));
-        let keywords = scope.spawn(|| load_keywords(database, newest));
+        let fields = scope.spawn(|| load_fields(database, held));
+        let keywords = scope.spawn(|| match held {
+            Held::Everything => load_keywords(database, newest),
+            Held::Fields { .. } => Ok(HashMap::new()),
+        });
         let vectors = heads
             .iter()
-            .map(|head| load_vectors(&connection, head, rowids.get(&head.id).map_or(&[], Vec::as_slice)))
+            .map(|head| match held {
+                Held::Everything => {
+                    load_vectors(&connection, head, rowids.get(&head.id).map_or(&[], Vec::as_slice))
+                }
+                Held::Fields { .. } => Ok(None),
+            })
             .collect::<Result<Vec<_>>>();
         Ok::<_, Error>((vectors?, joined(fields)?, joined(keywords)?))
     })?;
@@ -54,6 +63,8 @@ pub(crate) fn load_all(database: &Path) -> Result<HashMap<i64, Arc<Snapshot>>> {
         let rowids = rowids.get(&head.id).map_or(&[][..], Vec::as_slice);
         let snapshot = Snapshot::from_parts(SnapshotParts {
             version: head.version,
+            held,
+            dimensions: head.dimensions.filter(|_| !rowids.is_empty()),
             rowids: rowids.iter().copied().collect(),
             fields: fields.remove(&head.id).unwrap_or_default(),
             keyword: keywords.remove(&head.id).unwrap_or_default(),
@@ -148,7 +159,7 @@ fn unreadable() -> Error {
 }
 
 /// The metadata index of every collection; documents have their slots in the order of their rows.
-fn load_fields(database: &Path) -> Result<HashMap<i64, Fields>> {
+fn load_fields(database: &Path, held: Held) -> Result<HashMap<i64, Fields>> {
     let connection = open_reader(database)?;
     let mut builders: HashMap<i64, (FieldsBuilder, u32)> = HashMap::new();
     let mut all = connection.prepare("SELECT collection, metadata FROM documents ORDER BY rowid")?;
@@ -156,7 +167,7 @@ fn load_fields(database: &Path) -> Result<HashMap<i64, Fields>> {
     while let Some(row) = rows.next()? {
         let (builder, slots) = builders.entry(row.get(0)?).or_default();
         let metadata: Metadata = serde_json::from_str(row.get_ref(1)?.as_str().map_err(|_| unreadable())?)?;
-        builder.insert(*slots, &metadata);
+        builder.insert(*slots, &held.of(&metadata));
         *slots += 1;
     }
     let finished = builders

@@ -4,18 +4,26 @@ use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::index::Snapshot;
+use crate::index::held::Held;
 
 /// The newest snapshot of each collection, by its id. The lock is held for pointer copies only.
 #[derive(Default)]
 pub(crate) struct Published {
     snapshots: RwLock<HashMap<i64, Arc<Snapshot>>>,
+    held: Held,
 }
 
 impl Published {
-    pub(crate) fn new(snapshots: HashMap<i64, Arc<Snapshot>>) -> Self {
+    pub(crate) fn new(snapshots: HashMap<i64, Arc<Snapshot>>, held: Held) -> Self {
         Self {
             snapshots: RwLock::new(snapshots),
+            held,
         }
+    }
+
+    /// How much of each collection snapshots hold.
+    pub(crate) fn held(&self) -> Held {
+        self.held
     }
 
     pub(crate) fn get(&self, collection: i64) -> Option<Arc<Snapshot>> {

@@ -19,6 +19,7 @@ use crate::error::{Error, Result};
 use crate::export::{export, vector_models};
 use crate::faults::Faults;
 use crate::index::fields::FieldIndex;
+use crate::index::held::Held;
 use crate::load::load_all;
 use crate::published::Published;
 use crate::readers::{ReadTransaction, Readers, View, view, view_all};
@@ -34,6 +35,7 @@ pub struct StoreOptions {
     pub queued_bytes: usize,
     /// How many reads run at once; further ones wait for their turn.
     pub readers: usize,
+    pub held: Held,
 }
 
 impl Default for StoreOptions {
@@ -42,6 +44,7 @@ impl Default for StoreOptions {
             queued_writes: 8192,
             queued_bytes: 256 << 20,
             readers: std::thread::available_parallelism().map_or(4, usize::from).max(2) * 2,
+            held: Held::Everything,
         }
     }
 }
@@ -65,7 +68,10 @@ impl SqliteStore {
     pub(crate) fn open_with(directory: &Path, options: StoreOptions, faults: Faults) -> Result<Self> {
         let directory = DataDirectory::open(directory)?;
         let connection = open_writer(&directory.database())?;
-        let published = Arc::new(Published::new(load_all(&directory.database())?));
+        let published = Arc::new(Published::new(
+            load_all(&directory.database(), options.held)?,
+            options.held,
+        ));
         let limits = QueueLimits {
             jobs: options.queued_writes.max(1),
             bytes: options.queued_bytes,
@@ -162,6 +168,17 @@ impl SqliteStore {
             .await?)
     }
 
+    /// Refuses what cannot be told from what this store holds in memory.
+    fn check_held(&self, answerable: bool) -> Result<(), StoreError> {
+        if answerable {
+            Ok(())
+        } else {
+            Err(StoreError::Unsupported(
+                "this process opened the store to write to it, and holds no index for such a question".into(),
+            ))
+        }
+    }
+
     /// Reads one collection, in one state.
     async fn look<T: Send + 'static>(
         &self,
@@ -250,28 +267,38 @@ impl Store for SqliteStore {
         self.write_documents(name, move || batch.normalised()).await
     }
 
-    async fn document(&self, name: &CollectionName, id: &DocumentId) -> Result<Option<Document>, StoreError> {
-        let (name, id) = (name.clone(), id.clone());
+    async fn documents_by_id(
+        &self,
+        name: &CollectionName,
+        ids: &[DocumentId],
+    ) -> Result<Vec<Document>, StoreError> {
+        let (name, ids) = (name.clone(), ids.to_vec());
         Ok(self
             .read(move |connection| {
-                let row = connection
-                    .prepare_cached(
-                        "SELECT d.id, d.metadata, d.text FROM collections c
-                         LEFT JOIN documents d ON d.collection = c.id AND d.id = ?2 WHERE c.name = ?1",
-                    )?
-                    .query_row((name.as_str(), id.as_str()), |row| {
-                        Ok((
-                            row.get::<_, Option<String>>(0)?,
-                            row.get::<_, Option<String>>(1)?,
-                            row.get::<_, Option<String>>(2)?,
-                        ))
-                    })
-                    .optional()?;
-                match row {
-                    None => Err(Error::CollectionNotFound(name)),
-                    Some((Some(id), Some(metadata), Some(text))) => Ok(Some(document(id, &metadata, text)?)),
-                    Some(_) => Ok(None),
+                let mut find = connection.prepare_cached(
+                    "SELECT d.id, d.metadata, d.text FROM collections c
+                     LEFT JOIN documents d ON d.collection = c.id AND d.id = ?2 WHERE c.name = ?1",
+                )?;
+                let mut found = Vec::with_capacity(ids.len());
+                for id in &ids {
+                    let row = find
+                        .query_row((name.as_str(), id.as_str()), |row| {
+                            Ok((
+                                row.get::<_, Option<String>>(0)?,
+                                row.get::<_, Option<String>>(1)?,
+                                row.get::<_, Option<String>>(2)?,
+                            ))
+                        })
+                        .optional()?;
+                    match row {
+                        None => return Err(Error::CollectionNotFound(name)),
+                        Some((Some(id), Some(metadata), Some(text))) => {
+                            found.push(document(id, &metadata, text)?);
+                        }
+                        Some(_) => {}
+                    }
                 }
+                Ok(found)
             })
             .await?)
     }
@@ -282,6 +309,7 @@ impl Store for SqliteStore {
         filter: &Filter,
         page: Page,
     ) -> Result<DocumentPage, StoreError> {
+        self.check_held(self.published.held().answers(filter))?;
         let filter = filter.clone();
         Ok(self
             .look(name, move |transaction, view| {
@@ -307,7 +335,10 @@ impl Store for SqliteStore {
         let name = name.clone();
         let bytes = match &selection {
             Selection::Ids(ids) => 64 * ids.len() + 256,
-            Selection::Matching(_) => 4096,
+            Selection::Matching(filter) => {
+                self.check_held(self.published.held().answers(filter))?;
+                4096
+            }
         };
         Ok(self
             .write(bytes, move |transaction| {
@@ -324,6 +355,7 @@ impl Store for SqliteStore {
     }
 
     async fn metadata_values(&self, name: &CollectionName, field: &str) -> Result<Vec<Value>, StoreError> {
+        self.check_held(self.published.held().has_values_of(field))?;
         let field = field.to_owned();
         Ok(self
             .look(name, move |_, view| {
@@ -341,6 +373,7 @@ impl Store for SqliteStore {
         name: &CollectionName,
         request: SearchRequest,
     ) -> Result<SearchOutcome, StoreError> {
+        self.check_held(self.published.held() == Held::Everything)?;
         Ok(self
             .look(name, move |transaction, view| {
                 search(transaction.connection, view, request)
@@ -349,6 +382,7 @@ impl Store for SqliteStore {
     }
 
     async fn export(&self, name: &CollectionName, range: MovedRange) -> Result<MovedPage, StoreError> {
+        self.check_held(self.published.held() == Held::Everything)?;
         Ok(self
             .look(name, move |transaction, view| {
                 export(transaction.connection, &view.snapshot, range)

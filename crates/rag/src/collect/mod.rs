@@ -16,6 +16,7 @@ use futures::future::join_all;
 use ragstone_core::collection::CollectionName;
 use ragstone_core::conversation::QueryVariant;
 use ragstone_core::document::{Document, Metadata};
+use ragstone_core::model::ModelIdentity;
 use ragstone_core::provider::{Capability, ProviderAnswer, ProviderError, ProviderQuery, RagProvider};
 
 pub use grade::{Grade, MATCH_THRESHOLD, PARTIAL_THRESHOLD, Thresholds};
@@ -203,10 +204,11 @@ async fn search_for(
     vectors: &QueryVectors<'_>,
 ) -> Vec<Result<ProviderAnswer, ProviderError>> {
     let mode = request.mode.of(batch.service);
-    let vector = match mode {
+    let (vector, vector_by) = match mode {
         Mode::Keyword => None,
         Mode::Dense | Mode::Hybrid => vector(batch, vectors).await,
-    };
+    }
+    .unzip();
     // Where the text is not embedded any more, only its words are of use.
     let by_word = mode == Mode::Keyword || (mode == Mode::Hybrid && vector.is_some());
     let text = if by_word { &query.keywords } else { &query.text };
@@ -221,6 +223,7 @@ async fn search_for(
     let query = ProviderQuery {
         text: Some(text.clone()),
         vector,
+        vector_by,
         top_k: depth(request),
         options,
         ..ProviderQuery::default()
@@ -228,9 +231,9 @@ async fn search_for(
     batch.service.backend.search_several(&batch.names, query).await
 }
 
-/// The query's vector where this process makes it. Whatever stands in the way of that (no such
+/// The query's vector, and the model that made it, where this process does. Whatever stands in the way of that (no such
 /// collection, no such model) is for the search itself to say.
-async fn vector(batch: &Batch<'_>, vectors: &QueryVectors<'_>) -> Option<Vec<f32>> {
+async fn vector(batch: &Batch<'_>, vectors: &QueryVectors<'_>) -> Option<(Vec<f32>, ModelIdentity)> {
     let name = batch.names.first().filter(|_| batch.service.embeds_here())?;
     let collection = batch.service.backend.collection(name).await.ok()?;
     vectors.get(&collection).await.ok()

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ragstone_core::collection::{Collection, EMBEDDING_PROVIDER};
+use ragstone_core::model::ModelIdentity;
 use serde_json::Value;
 use tokio::sync::OnceCell;
 
@@ -35,17 +36,22 @@ impl<'a> QueryVectors<'a> {
         }
     }
 
-    /// The vector of the text for a collection. Whoever comes while it is being made waits for it.
-    pub(super) async fn get(&self, collection: &Collection) -> Result<Vec<f32>, ServiceError> {
+    /// The vector of the text for a collection, and the model that made it. Whoever comes while it is
+    /// being made waits for it.
+    pub(super) async fn get(
+        &self,
+        collection: &Collection,
+    ) -> Result<(Vec<f32>, ModelIdentity), ServiceError> {
         let embedder = self.models.for_collection(collection)?;
-        let cell = self.cell(cache_key(collection, &embedder.info().identity.id));
+        let model = embedder.info().identity.clone();
+        let cell = self.cell(cache_key(collection, &model.id));
         let vector = cell
             .get_or_try_init(|| async {
                 let embedding = embed_query(embedder.as_ref(), self.text).await?;
                 Ok::<_, ServiceError>(embedding.vector)
             })
             .await?;
-        Ok(vector.clone())
+        Ok((vector.clone(), model))
     }
 
     fn cell(&self, key: String) -> Arc<OnceCell<Vec<f32>>> {

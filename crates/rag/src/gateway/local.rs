@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 
 use super::LOCAL;
 use crate::error::ServiceError;
+use crate::models::check_comparable;
 use crate::{Service, documents, search};
 
 mod query;
@@ -170,11 +171,17 @@ impl RagProvider for LocalProvider {
     async fn search(
         &self,
         name: &CollectionName,
-        query: ProviderQuery,
+        mut query: ProviderQuery,
     ) -> Result<ProviderAnswer, ProviderError> {
+        let warning = match query.vector_by.take() {
+            Some(model) => check_comparable(&self.service, name, &model).await?,
+            None => None,
+        };
         let (query, explain) = query::read(query)?;
         let answer = search::search(&self.service, name, &query).await?;
-        Ok(query::answer(answer, &query, explain))
+        let mut answer = query::answer(answer, &query, explain);
+        answer.warnings.extend(warning);
+        Ok(answer)
     }
 
     async fn rerank(&self, query: &str, documents: Vec<Metadata>, top_k: Option<usize>) -> Reranked {

@@ -6,6 +6,7 @@ use ragstone_core::collection::CollectionName;
 use ragstone_core::document::{DocumentId, Metadata};
 use ragstone_core::filter::{Filter, Scalar, Test};
 use ragstone_core::store::{Page, Store, StoreError};
+use serde_json::Value;
 
 use super::chunk::{Chunk, keys};
 use super::report::{ChunkCounts, DocumentCounts};
@@ -111,18 +112,10 @@ pub fn of_source(source: &str) -> Filter {
     ])
 }
 
-pub fn of_sections(source: &str, sections: &[String]) -> Filter {
-    let sections = sections
-        .iter()
-        .map(|section| Scalar::Text(section.as_str().into()))
-        .collect();
-    Filter::All(vec![
-        of_source(source),
-        Filter::Field {
-            name: keys::SECTION_ID.to_owned(),
-            test: Test::OneOf(sections),
-        },
-    ])
+/// Whether ingestion made this of a source, see [`of_source`].
+pub fn is_of_source(metadata: &Metadata, source: &str) -> bool {
+    metadata.get(keys::SOURCE).and_then(Value::as_str) == Some(source)
+        && metadata.contains_key(keys::CONTENT_HASH)
 }
 
 pub async fn count(store: &dyn Store, name: &CollectionName, filter: &Filter) -> Result<u64, StoreError> {
@@ -130,26 +123,25 @@ pub async fn count(store: &dyn Store, name: &CollectionName, filter: &Filter) ->
     Ok(store.documents(name, filter, page).await?.total)
 }
 
-pub async fn existing(
+/// Visits what matches, page by page.
+pub async fn each(
     store: &dyn Store,
     name: &CollectionName,
     filter: &Filter,
-) -> Result<Existing, StoreError> {
-    let mut existing = Existing::new();
+    mut visit: impl FnMut(DocumentId, Metadata) + Send,
+) -> Result<(), StoreError> {
     let mut offset = 0;
     loop {
         let page = store
             .documents(name, filter, Page { limit: PAGE, offset })
             .await?;
         let count = page.documents.len();
-        existing.extend(
-            page.documents
-                .into_iter()
-                .map(|document| (document.id, document.metadata)),
-        );
+        for document in page.documents {
+            visit(document.id, document.metadata);
+        }
         offset += count as u64;
         if count < PAGE {
-            return Ok(existing);
+            return Ok(());
         }
     }
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use ragstone_core::collection::CollectionName;
-use ragstone_core::document::DocumentId;
+use ragstone_core::document::{DocumentId, Metadata};
 use ragstone_core::records::Records;
 use ragstone_core::store::{Store, StoreError};
 use sha2::{Digest, Sha256};
@@ -226,7 +226,7 @@ impl Preparation {
         let text = read::read(input.kind, &bytes, &self.read)?;
         drop(bytes);
         let chunks = self.splitter.split(&origin(&input.source), &text);
-        let existing = self.existing(&plan::of_source(&input.source), before.chunks)?;
+        let existing = self.existing(&input.source, before.chunks)?;
         let total = chunks.len() as u64;
         let plan = Plan::new(chunks, existing, before.all_again(&self.model));
         let manifest = Manifest {
@@ -299,12 +299,25 @@ impl Preparation {
         })
     }
 
-    fn existing(&self, filter: &ragstone_core::Filter, was_there: u64) -> Result<Existing, StoreError> {
-        if was_there == 0 {
-            return Ok(Existing::new());
+    /// What the collection has of a source.
+    fn existing(&self, source: &str, was_there: u64) -> Result<Existing, StoreError> {
+        let mut existing = Existing::new();
+        if was_there > 0 {
+            self.each_existing(source, |id, metadata| {
+                existing.insert(id, metadata);
+            })?;
         }
-        self.runtime
-            .block_on(plan::existing(self.store.as_ref(), &self.collection, filter))
+        Ok(existing)
+    }
+
+    fn each_existing(
+        &self,
+        source: &str,
+        visit: impl FnMut(DocumentId, Metadata) + Send,
+    ) -> Result<(), StoreError> {
+        let filter = plan::of_source(source);
+        let visits = plan::each(self.store.as_ref(), &self.collection, &filter, visit);
+        self.runtime.block_on(visits)
     }
 }
 

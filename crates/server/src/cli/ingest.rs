@@ -17,6 +17,7 @@ use ragstone_core::collection::{Collection, CollectionName, EMBEDDING_MODEL};
 use ragstone_core::document::Metadata;
 use ragstone_core::model::Embedder;
 use ragstone_core::store::{MetadataUpdate, StoreError};
+use ragstone_rag::ingest::chunk::keys;
 use ragstone_rag::ingest::size::TokenSizer;
 use ragstone_rag::ingest::walk::{Found, FoundFile, Selection};
 use ragstone_rag::ingest::{
@@ -24,6 +25,7 @@ use ragstone_rag::ingest::{
     UNKNOWN_TYPE, chunk_tokens, chunks_of,
 };
 use ragstone_rag::{Models, Service};
+use ragstone_store::Held;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
@@ -248,15 +250,24 @@ fn settings(args: &IngestArgs) -> anyhow::Result<Settings> {
     Ok(config::build(Layers { flags, env, file })?)
 }
 
+/// What ingestion asks of a collection. Nobody searches here, and what a search needs would grow with
+/// what is ingested.
+const HELD: Held = Held::Fields {
+    values: &[keys::SOURCE],
+    presence: &[keys::CONTENT_HASH],
+};
+
 async fn open_store(settings: &Settings) -> anyhow::Result<OpenStore> {
-    OpenStore::open(&settings.store).await.map_err(|error| {
-        let in_use = matches!(error.downcast_ref(), Some(ragstone_store::Error::InUse(_)));
-        if in_use {
-            error.context("give --url to send the documents to the server that has the store open")
-        } else {
-            error
-        }
-    })
+    OpenStore::open_holding(&settings.store, HELD)
+        .await
+        .map_err(|error| {
+            let in_use = matches!(error.downcast_ref(), Some(ragstone_store::Error::InUse(_)));
+            if in_use {
+                error.context("give --url to send the documents to the server that has the store open")
+            } else {
+                error
+            }
+        })
 }
 
 async fn load_models(settings: &Settings, keep: startup::Keep) -> anyhow::Result<Models> {

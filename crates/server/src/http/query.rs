@@ -163,6 +163,7 @@ impl QueryBody {
         Ok(ProviderQuery {
             text: query.text,
             vector: query.vector,
+            vector_by: None,
             top_k: query.top_k,
             filter: query.filter,
             max_distance: query.max_distance,

@@ -10,6 +10,7 @@ pub(crate) mod codes;
 pub(crate) mod dense;
 pub(crate) mod fields;
 pub(crate) mod filter;
+pub(crate) mod held;
 pub(crate) mod kernel;
 pub(crate) mod keyword;
 pub(crate) mod segment;
@@ -26,6 +27,7 @@ use roaring::RoaringBitmap;
 use crate::error::Result;
 use chunked::Chunked;
 use fields::Fields;
+use held::Held;
 use keyword::KeywordIndex;
 use vectors::Vectors;
 
@@ -41,10 +43,14 @@ pub(crate) struct Indexed {
 pub(crate) struct Snapshot {
     /// Of the collection, in the database, when it was in this state.
     pub(crate) version: i64,
+    held: Held,
+    /// How many numbers its vectors have, once there are any.
+    dimensions: Option<usize>,
     live: Arc<RoaringBitmap>,
     /// The database row of each slot, ascending.
     rowids: Chunked<i64>,
     fields: Fields,
+    /// Empty where only fields are held.
     keyword: KeywordIndex,
     vectors: Option<Vectors>,
 }
@@ -52,6 +58,8 @@ pub(crate) struct Snapshot {
 /// The parts of a snapshot that was read from the database.
 pub(crate) struct SnapshotParts {
     pub(crate) version: i64,
+    pub(crate) held: Held,
+    pub(crate) dimensions: Option<usize>,
     pub(crate) rowids: Chunked<i64>,
     pub(crate) fields: Fields,
     pub(crate) keyword: KeywordIndex,
@@ -69,11 +77,20 @@ pub(crate) enum Sealed {
 const EMPTY_SLOTS_KEPT: usize = 1024;
 
 impl Snapshot {
+    pub(crate) fn empty(held: Held) -> Self {
+        Self {
+            held,
+            ..Self::default()
+        }
+    }
+
     pub(crate) fn from_parts(parts: SnapshotParts) -> Self {
         let mut live = RoaringBitmap::new();
         live.insert_range(0..parts.rowids.len() as u32);
         Self {
             version: parts.version,
+            held: parts.held,
+            dimensions: parts.dimensions,
             live: Arc::new(live),
             rowids: parts.rowids,
             fields: parts.fields,
@@ -86,7 +103,7 @@ impl Snapshot {
     pub(crate) fn emptied(&self) -> Self {
         Self {
             version: self.version,
-            ..Self::default()
+            ..Self::empty(self.held)
         }
     }
 
@@ -112,7 +129,7 @@ impl Snapshot {
     }
 
     pub(crate) fn dimensions(&self) -> Option<usize> {
-        self.vectors.as_ref().map(Vectors::dimensions)
+        self.dimensions
     }
 
     pub(crate) fn matching(&self, filter: &Filter) -> Cow<'_, RoaringBitmap> {
@@ -142,19 +159,22 @@ impl Snapshot {
         let slot = self.rowids.len() as u32;
         self.rowids.push(rowid);
         Arc::make_mut(&mut self.live).insert(slot);
-        self.fields.insert(slot, &indexed.metadata);
-        self.keyword.push(slot, indexed.terms);
-        self.vectors
-            .get_or_insert_with(|| Vectors::new(vector.len()))
-            .push(vector);
+        self.fields.insert(slot, &self.held.of(&indexed.metadata));
+        let dimensions = *self.dimensions.get_or_insert(vector.len());
+        if self.held == Held::Everything {
+            self.keyword.push(slot, indexed.terms);
+            self.vectors
+                .get_or_insert_with(|| Vectors::new(dimensions))
+                .push(vector);
+        }
     }
 
     pub(crate) fn replace(&mut self, slot: u32, vector: &[f32], old: &Indexed, new: Indexed) -> Result<()> {
         if old.metadata != new.metadata {
-            self.fields.remove(slot, &old.metadata);
-            self.fields.insert(slot, &new.metadata);
+            self.fields.remove(slot, &self.held.of(&old.metadata));
+            self.fields.insert(slot, &self.held.of(&new.metadata));
         }
-        if old.terms != new.terms {
+        if self.held == Held::Everything && old.terms != new.terms {
             self.keyword.replace(slot, &old.terms, new.terms)?;
         }
         if let Some(vectors) = &mut self.vectors {
@@ -165,8 +185,11 @@ impl Snapshot {
 
     pub(crate) fn remove(&mut self, slot: u32, old: &Indexed) -> Result<()> {
         Arc::make_mut(&mut self.live).remove(slot);
-        self.fields.remove(slot, &old.metadata);
-        self.keyword.remove(slot, &old.terms)
+        self.fields.remove(slot, &self.held.of(&old.metadata));
+        match self.held {
+            Held::Everything => self.keyword.remove(slot, &old.terms),
+            Held::Fields { .. } => Ok(()),
+        }
     }
 
     /// Finishes what a transaction changed, before it is published.
@@ -200,6 +223,8 @@ impl Snapshot {
         });
         Self::from_parts(SnapshotParts {
             version: self.version,
+            held: self.held,
+            dimensions: self.dimensions,
             rowids: self.live.iter().filter_map(|slot| self.rowid(slot)).collect(),
             fields: self.fields.renumber(&new_slot),
             keyword: self.keyword.renumber(&self.live, &new_slot),

@@ -235,8 +235,12 @@ impl Store for PostgresStore {
         self.write_documents(name, move || batch.normalised()).await
     }
 
-    async fn document(&self, name: &CollectionName, id: &DocumentId) -> Result<Option<Document>, StoreError> {
-        self.read(|| read::one(&self.readers, name, id)).await
+    async fn documents_by_id(
+        &self,
+        name: &CollectionName,
+        ids: &[DocumentId],
+    ) -> Result<Vec<Document>, StoreError> {
+        self.read(|| read::by_id(&self.readers, name, ids)).await
     }
 
     async fn documents(

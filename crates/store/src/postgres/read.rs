@@ -11,6 +11,7 @@ use ragstone_core::store::{
 use ragstone_core::{Collection, CollectionName, Document, DocumentId, Filter};
 use serde_json::Value;
 use tokio_postgres::Row;
+use tokio_postgres::types::Type;
 
 use super::encode::{escape, read_scalar, scalars_key, unescape};
 use super::pool::Session;
@@ -77,15 +78,19 @@ pub(super) async fn collections(pool: &Pool) -> Result<Vec<Collection>> {
     rows.iter().map(|row| Ok(View::read(row)?.collection)).collect()
 }
 
-pub(super) async fn one(pool: &Pool, name: &CollectionName, id: &DocumentId) -> Result<Option<Document>> {
+pub(super) async fn by_id(pool: &Pool, name: &CollectionName, ids: &[DocumentId]) -> Result<Vec<Document>> {
     let (session, view) = view(pool, name).await?;
     let Some(table) = view.table else {
-        return Ok(None);
+        return Ok(Vec::new());
     };
-    let mut find = Statement::new(format!("SELECT id, metadata, body FROM {table} WHERE id = "));
-    find.text(escape(id.as_str()));
+    let ids: Vec<String> = ids.iter().map(|id| escape(id.as_str()).into_owned()).collect();
+    let mut find = Statement::new(format!(
+        "SELECT d.id, d.metadata, d.body FROM {table} d JOIN unnest("
+    ));
+    find.bind(ids, Type::TEXT_ARRAY)
+        .push(") WITH ORDINALITY AS wanted (id, place) ON wanted.id = d.id ORDER BY wanted.place");
     let rows = session.query(&find).await?;
-    rows.first().map(|row| read_document(row, 0)).transpose()
+    rows.iter().map(|row| read_document(row, 0)).collect()
 }
 
 pub(super) async fn documents(

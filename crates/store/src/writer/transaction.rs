@@ -211,7 +211,8 @@ impl<'a> Transaction<'a> {
         for (collection, change) in std::mem::take(&mut self.pending) {
             match change {
                 Change::Create => {
-                    self.next.insert(collection, Some(Snapshot::default()));
+                    self.next
+                        .insert(collection, Some(Snapshot::empty(self.published.held())));
                 }
                 Change::Drop => {
                     self.next.insert(collection, None);

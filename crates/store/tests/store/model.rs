@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use ragstone_core::analysis::{analyze_document, analyze_query};
 use ragstone_core::filter::Scalar;
-use ragstone_core::store::{MetadataUpdate, Page, SearchRequest, Selection, StoreError, StoredDocument};
+use ragstone_core::store::{MetadataUpdate, Page, SearchRequest, Selection, Store, StoreError, StoredDocument};
 use ragstone_core::{Filter, Metadata};
+use ragstone_store::{Held, SqliteStore, StoreOptions};
 use serde_json::{Value, json};
 
 use crate::common::*;
@@ -321,6 +322,92 @@ async fn agrees(engine: Engine, operations: &[Operation], filters: &[Value], que
     store.examine().await;
 }
 
+/// A store that holds a few fields in memory writes the same, answers what it can tell from them, and
+/// refuses everything else.
+async fn agrees_holding_fields(operations: &[Operation], filters: &[Value], query: &[f32]) {
+    const HELD: Held = Held::Fields {
+        values: &["colour", "size"],
+        presence: &["tags"],
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let open_holding = |held| {
+        let options = StoreOptions {
+            held,
+            ..StoreOptions::default()
+        };
+        SqliteStore::open(folder.path(), options).unwrap()
+    };
+    let mut store = open_holding(HELD);
+    let mut model = Model::default();
+    for (operation, filter) in operations.iter().zip(filters) {
+        match operation {
+            Operation::Reopen => {
+                store.close().await.unwrap();
+                drop(store);
+                store = open_holding(HELD);
+            }
+            Operation::DeleteMatching(c, filter) => {
+                let selection = Selection::Matching(Filter::parse(filter).unwrap());
+                match store.delete_documents(&collection_name(*c), selection).await {
+                    Err(StoreError::Unsupported(_)) => {}
+                    answer => assert_eq!(answer.ok(), model.apply(operation), "{operation:?}"),
+                }
+            }
+            _ => assert_eq!(
+                apply(&store, operation).await,
+                model.apply(operation),
+                "{operation:?}"
+            ),
+        }
+        let filter = Filter::parse(filter).unwrap();
+        for (number, (_, documents)) in &model.collections {
+            let name = collection_name(*number);
+            let page = Page {
+                limit: 100,
+                offset: 0,
+            };
+            if let Ok(page) = store.documents(&name, &filter, page).await {
+                let expected = documents.iter().map(|stored| &stored.document);
+                let expected: Vec<_> = expected.filter(|d| filter.matches(&d.metadata)).collect();
+                assert_eq!(page.documents.iter().collect::<Vec<_>>(), expected, "{filter:?}");
+            }
+            let request = SearchRequest {
+                vector: Some(query.to_vec()),
+                limit: 3,
+                ..SearchRequest::default()
+            };
+            let refused = store.search(&name, request).await;
+            assert!(matches!(refused, Err(StoreError::Unsupported(_))), "{refused:?}");
+        }
+    }
+    for (number, (_, documents)) in &model.collections {
+        let name = collection_name(*number);
+        let known =
+            ["tags", "colour"].map(|field| Filter::parse(&json!({field: {"$exists": true}})).unwrap());
+        for filter in &known {
+            let page = Page { limit: 0, offset: 0 };
+            let total = store.documents(&name, filter, page).await.unwrap().total;
+            let expected = documents
+                .iter()
+                .filter(|s| filter.matches(&s.document.metadata))
+                .count();
+            assert_eq!(total, expected as u64);
+        }
+        let other = Filter::parse(&json!({"tags": "red"})).unwrap();
+        let page = Page { limit: 0, offset: 0 };
+        let refused = store.documents(&name, &other, page).await;
+        assert!(matches!(refused, Err(StoreError::Unsupported(_))), "{refused:?}");
+    }
+    store.close().await.unwrap();
+    drop(store);
+    let store = open_holding(Held::Everything);
+    for filter in filters.iter().take(3) {
+        let filter = Filter::parse(filter).unwrap();
+        compare(&store, &model, &filter, query, "lifting wing zx-4417").await;
+    }
+    store.examine().await;
+}
+
 fn run(future: impl Future<Output = ()>) {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -352,6 +439,15 @@ proptest! {
         query in any_query(),
     ) {
         run(agrees(Engine::Sqlite, &operations, &filters, &query));
+    }
+
+    #[test]
+    fn a_store_that_holds_only_some_fields_writes_the_same(
+        operations in prop::collection::vec(any_operation(), 1..30),
+        filters in prop::collection::vec(any_filter(), 30),
+        query in any_query(),
+    ) {
+        run(agrees_holding_fields(&operations, &filters, &query));
     }
 }
 

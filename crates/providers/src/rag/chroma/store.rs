@@ -350,11 +350,15 @@ impl Store for ChromaStore {
         self.write(name, documents).await
     }
 
-    async fn document(&self, name: &CollectionName, id: &DocumentId) -> Result<Option<Document>, StoreError> {
+    async fn documents_by_id(
+        &self,
+        name: &CollectionName,
+        ids: &[DocumentId],
+    ) -> Result<Vec<Document>, StoreError> {
         let record = self.api().collection(name).await.map_err(store_error)?;
-        let ids = [id.as_str().to_owned()];
+        let ids: Vec<String> = ids.iter().map(|id| id.as_str().to_owned()).collect();
         let found = self.chroma.documents_by_id(&record, &ids).await;
-        Ok(found.map_err(store_error)?.pop())
+        found.map_err(store_error)
     }
 
     async fn documents(

@@ -4,9 +4,11 @@ use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{Cursor, Read, Seek};
+use std::ops::Range;
 use std::rc::Rc;
 
-use ragstone_core::document::{Document, Metadata};
+use ragstone_core::document::{Document, DocumentId, Metadata};
+use ragstone_core::store::StoreError;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -19,6 +21,8 @@ use crate::ingest::rows::{Row, rows};
 /// Rows are compared with the collection in groups of this many, or of this much text.
 const WINDOW_ROWS: usize = 256;
 const WINDOW_BYTES: usize = 1 << 20;
+/// So many chunks beyond those that a row has now are looked for, in case it had more before.
+const BEYOND: usize = 4;
 
 impl Preparation {
     pub(super) fn prepare_rows(&mut self, input: Input) -> Result<(), Refused> {
@@ -109,16 +113,18 @@ impl Preparation {
                 }
             }
         }
-        let existing = self.existing(&plan::of_sections(&state.source, &sections), state.was_there)?;
-        state.met += existing.len() as u64;
-        let mut existing = by_section(existing);
+        let existing = if state.was_there > 0 {
+            self.existing_rows(&state.source, &sections, &documents)?
+        } else {
+            vec![Existing::new(); sections.len()]
+        };
+        state.met += existing.iter().map(|of_row| of_row.len() as u64).sum::<u64>();
         let mut group = Finish {
             source: state.source.clone(),
             bytes,
             ..Finish::default()
         };
-        for (section, chunks) in sections.into_iter().zip(documents) {
-            let own = existing.remove(&section).unwrap_or_default();
+        for (own, chunks) in existing.into_iter().zip(documents) {
             state.documents += 1;
             state.chunks += chunks.len() as u64;
             let plan = Plan::new(chunks, own, state.again);
@@ -139,6 +145,52 @@ impl Preparation {
         self.send(Step::Finish(Box::new(group)))
     }
 
+    /// What the collection has of each of these rows, found by the ids of their chunks: an index of all
+    /// rows by anything else would have to be held in memory.
+    fn existing_rows(
+        &self,
+        source: &str,
+        sections: &[String],
+        chunks: &[Vec<Chunk>],
+    ) -> Result<Vec<Existing>, StoreError> {
+        let mut existing = vec![Existing::new(); sections.len()];
+        let mut wanted: Vec<(usize, Range<usize>)> = chunks
+            .iter()
+            .map(|chunks| 0..chunks.len() + BEYOND)
+            .enumerate()
+            .collect();
+        while !wanted.is_empty() {
+            let rows_by_id: HashMap<DocumentId, usize> = wanted
+                .iter()
+                .flat_map(|(row, places)| {
+                    places
+                        .clone()
+                        .map(|place| (chunk_id(&sections[*row], place), *row))
+                })
+                .collect();
+            let ids: Vec<DocumentId> = rows_by_id.keys().cloned().collect();
+            let found = self
+                .runtime
+                .block_on(self.store.documents_by_id(&self.collection, &ids))?;
+            for document in found {
+                if let Some(row) = rows_by_id.get(&document.id)
+                    && plan::is_of_source(&document.metadata, source)
+                {
+                    existing[*row].insert(document.id, document.metadata);
+                }
+            }
+            // Where a row had more chunks than were asked for, there may be still more.
+            wanted.retain_mut(|(row, places)| {
+                let mut last = places.end - BEYOND..places.end;
+                let has_more =
+                    last.any(|place| existing[*row].contains_key(&chunk_id(&sections[*row], place)));
+                *places = places.end..2 * places.end + BEYOND;
+                has_more
+            });
+        }
+        Ok(existing)
+    }
+
     /// Rows that were there before and are no longer in the file go, unless a row could not be read:
     /// then nobody knows whether it was one of them.
     fn finish_rows(&mut self, state: RowsState, fingerprint: Option<String>) -> Result<(), Stop> {
@@ -150,9 +202,8 @@ impl Preparation {
             ..Finish::default()
         };
         if state.was_there > state.met {
-            let existing = self.existing(&plan::of_source(&state.source), state.was_there)?;
             let mut vanished = HashSet::new();
-            for (id, metadata) in existing {
+            self.each_existing(&state.source, |id, metadata| {
                 let section = metadata
                     .get(keys::SECTION_ID)
                     .and_then(Value::as_str)
@@ -167,7 +218,7 @@ impl Preparation {
                     );
                     finish.remove.push(id);
                 }
-            }
+            })?;
             finish.chunks.removed = finish.remove.len() as u64;
             finish.documents.removed = vanished.len() as u64;
         }
@@ -251,19 +302,6 @@ fn short_hash(key: &str) -> u64 {
 
 fn section_id(source: &str, key: &str) -> String {
     format!("{source}#{key}")
-}
-
-fn by_section(existing: Existing) -> HashMap<String, Existing> {
-    let mut sections: HashMap<String, Existing> = HashMap::new();
-    for (id, metadata) in existing {
-        let section = metadata
-            .get(keys::SECTION_ID)
-            .and_then(Value::as_str)
-            .unwrap_or_default()
-            .to_owned();
-        sections.entry(section).or_default().insert(id, metadata);
-    }
-    sections
 }
 
 /// A row's own metadata stays; what sibling gathering needs is added, and wins.

@@ -4,8 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ragstone_core::collection::CollectionName;
+use ragstone_core::document::{Document, DocumentId, Metadata};
 use ragstone_core::filter::Filter;
-use ragstone_core::store::{Page, Selection};
+use ragstone_core::model::Embedder;
+use ragstone_core::store::{DocumentBatch, Page, Selection, StoredDocument};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
@@ -73,6 +75,22 @@ impl Bench {
             .await
             .unwrap();
         progress.snapshot()
+    }
+
+    /// Puts a document into the collection that is not of any source.
+    async fn add_by_hand(&self, collection: &str, id: &str) {
+        let name = CollectionName::parse(collection).unwrap();
+        let document = Document {
+            id: DocumentId::parse(id).unwrap(),
+            text: "by hand".to_owned(),
+            metadata: Metadata::new(),
+        };
+        let vector = vec![1.0; self.model.info().identity.dimensions];
+        let batch = DocumentBatch {
+            documents: vec![StoredDocument { document, vector }],
+            model: None,
+        };
+        self.parts.service.store.upsert(&name, batch).await.unwrap();
     }
 
     async fn documents(&self, collection: &str) -> Vec<(String, String)> {
@@ -268,6 +286,28 @@ async fn rows_are_compared_one_by_one() {
     };
     let report = bench.ingest("c", vec![part]).await;
     assert_eq!(counts(&report), (1, 0, 0, 0, 0));
+}
+
+/// However many chunks a row had, and whatever else has an id like theirs.
+#[tokio::test]
+async fn a_row_that_becomes_shorter_leaves_nothing_behind() {
+    let bench = Bench::new().await;
+    let row = |words: usize| {
+        let long: Vec<String> = (0..words).map(|n| format!("word{n}")).collect();
+        let line = json!({"id": "r", "text": long.join(" ")});
+        text(
+            "x.jsonl",
+            &format!("{line}\n{{\"id\":\"other\",\"text\":\"short\"}}\n"),
+        )
+    };
+    let report = bench.ingest("c", vec![row(700)]).await;
+    let chunks = report.chunks.added;
+    assert!(chunks > 30, "{chunks}");
+    bench.add_by_hand("c", "x.jsonl#r:2").await;
+    let report = bench.ingest("c", vec![row(5)]).await;
+    assert_eq!(counts(&report), (0, 1, 1, 0, 0));
+    let left: Vec<String> = bench.documents("c").await.into_iter().map(|(id, _)| id).collect();
+    assert_eq!(left, ["x.jsonl#other:0", "x.jsonl#r:0", "x.jsonl#r:2"]);
 }
 
 #[tokio::test]

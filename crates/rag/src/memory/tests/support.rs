@@ -356,8 +356,12 @@ impl Store for WatchedStore {
         }
         self.inner.upsert(name, batch).await
     }
-    async fn document(&self, name: &CollectionName, id: &DocumentId) -> Result<Option<Document>, StoreError> {
-        self.inner.document(name, id).await
+    async fn documents_by_id(
+        &self,
+        name: &CollectionName,
+        ids: &[DocumentId],
+    ) -> Result<Vec<Document>, StoreError> {
+        self.inner.documents_by_id(name, ids).await
     }
     async fn documents(
         &self,

@@ -1,0 +1,61 @@
+//! How much of a collection is held in memory.
+
+use std::borrow::Cow;
+
+use ragstone_core::filter::Test;
+use ragstone_core::{Filter, Metadata};
+use serde_json::Value;
+
+/// What is held in memory of every collection.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Held {
+    /// Whatever a filter or a search may ask for.
+    #[default]
+    Everything,
+    /// Of some metadata fields their values, of others whether they are there. For a process that
+    /// writes much and searches nothing: all the rest would grow with what it writes. Searches,
+    /// exports, and filters on other fields are refused.
+    Fields {
+        values: &'static [&'static str],
+        presence: &'static [&'static str],
+    },
+}
+
+impl Held {
+    /// Whether what is held tells which documents match.
+    pub(crate) fn answers(self, filter: &Filter) -> bool {
+        let Self::Fields { values, presence } = self else {
+            return true;
+        };
+        match filter {
+            Filter::All(parts) | Filter::Any(parts) => parts.iter().all(|part| self.answers(part)),
+            Filter::Not(part) => self.answers(part),
+            Filter::Field { name, test } => {
+                values.contains(&name.as_str())
+                    || (*test == Test::Exists && presence.contains(&name.as_str()))
+            }
+        }
+    }
+
+    pub(crate) fn has_values_of(self, field: &str) -> bool {
+        match self {
+            Self::Everything => true,
+            Self::Fields { values, .. } => values.contains(&field),
+        }
+    }
+
+    /// What is indexed of a document's metadata.
+    pub(crate) fn of(self, metadata: &Metadata) -> Cow<'_, Metadata> {
+        let Self::Fields { values, presence } = self else {
+            return Cow::Borrowed(metadata);
+        };
+        let kept = values
+            .iter()
+            .filter_map(|name| Some(((*name).to_owned(), metadata.get(*name)?.clone())));
+        let noted = presence
+            .iter()
+            .filter(|name| metadata.contains_key(**name))
+            .map(|name| ((*name).to_owned(), Value::Null));
+        Cow::Owned(kept.chain(noted).collect())
+    }
+}
