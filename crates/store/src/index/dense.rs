@@ -5,8 +5,10 @@
 //! likewise, as long as one could still belong among the best.
 
 use std::cmp::Ordering;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use rayon::{ThreadPool, ThreadPoolBuilder};
 use roaring::RoaringBitmap;
 
 use super::bytes::{Bounded, ByteQuery};
@@ -18,7 +20,7 @@ use super::vectors::{CHUNK, Vectors};
 pub(crate) const EXACT_CANDIDATES: u64 = 10_000;
 /// From this many vectors on a search that is alone uses a second thread. With 100,000 a run
 /// over HTTP was slower with it in all but one case.
-const PARALLEL_VECTORS: usize = 300_000;
+pub(crate) const PARALLEL_VECTORS: usize = 300_000;
 /// Chunks that a thread takes at a time.
 const PART: usize = 32;
 /// How many vectors ahead of the one that is compared are being fetched from memory.
@@ -26,6 +28,15 @@ const PREFETCH_AHEAD: usize = 4;
 /// How many standard deviations an estimate may be off before its vector is given up. On 63,000
 /// sentence embeddings 2.5 lost 2 of 3,000 neighbours, 3 none, looking at 129 vectors on average.
 const SPREADS: f32 = 3.0;
+
+/// The second thread. One that exists already is woken on a processor that is idle; one that is
+/// started for the search was often put on the processor of the first. Nobody else may use it: a
+/// search waits until it has had its turn.
+static HELPER: LazyLock<Option<ThreadPool>> = LazyLock::new(|| {
+    let name = |_| "ragstone-scan".to_owned();
+    let pool = ThreadPoolBuilder::new().num_threads(1).thread_name(name);
+    pool.build().ok()
+});
 
 /// Searches that run right now: several share the processors by themselves.
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
@@ -167,9 +178,12 @@ fn scan_codes(
         keep: depth(limit, candidates.slots.len()),
         next: AtomicUsize::new(0),
     };
-    let mut estimated = if alone && candidates.total >= PARALLEL_VECTORS {
+    let mut estimated = if alone
+        && candidates.total >= PARALLEL_VECTORS
+        && let Some(helper) = HELPER.as_ref()
+    {
         let mut second = None;
-        let mut first = rayon::in_place_scope(|scope| {
+        let mut first = helper.in_place_scope(|scope| {
             scope.spawn(|_| second = Some(scan.run()));
             scan.run()
         });

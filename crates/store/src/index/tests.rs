@@ -219,11 +219,19 @@ fn the_scan_of_codes_finds_what_brute_force_finds() {
             slots: &slots,
             total: snapshot.slots(),
         };
+        // As many slots as make two threads share the search, most of them empty.
+        let of_many = Candidates {
+            slots: &slots,
+            total: super::dense::PARALLEL_VECTORS,
+        };
         let (mut right, mut wanted) = (0, 0);
         for centre in centres.iter().take(40) {
             let query = lopsided(&mut noise, centre);
             let expected = brute_force(&snapshot, &query, &slots, 10);
             let found = nearest(snapshot.vectors().unwrap(), &query, &candidates, 10);
+            let shared = nearest(snapshot.vectors().unwrap(), &query, &of_many, 10);
+            wanted += expected.len();
+            right += shared.iter().filter(|n| expected.contains(n)).count();
             assert_eq!(found.len(), expected.len());
             assert!(found.iter().all(|n| slots.contains(n.slot)));
             wanted += expected.len();

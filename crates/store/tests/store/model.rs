@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use ragstone_core::analysis::{analyze_document, analyze_query};
 use ragstone_core::filter::Scalar;
-use ragstone_core::store::{MetadataUpdate, Page, SearchRequest, Selection, Store, StoreError, StoredDocument};
+use ragstone_core::store::{
+    MetadataUpdate, Page, SearchRequest, Selection, Store, StoreError, StoredDocument,
+};
 use ragstone_core::{Filter, Metadata};
 use ragstone_store::{Held, SqliteStore, StoreOptions};
 use serde_json::{Value, json};
