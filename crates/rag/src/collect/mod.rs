@@ -231,8 +231,8 @@ async fn search_for(
     batch.service.backend.search_several(&batch.names, query).await
 }
 
-/// The query's vector, and the model that made it, where this process does. Whatever stands in the way of that (no such
-/// collection, no such model) is for the search itself to say.
+/// The query's vector, and the model that made it, where this process does. Whatever stands in the
+/// way of that (no such collection, no such model) is for the search itself to say.
 async fn vector(batch: &Batch<'_>, vectors: &QueryVectors<'_>) -> Option<(Vec<f32>, ModelIdentity)> {
     let name = batch.names.first().filter(|_| batch.service.embeds_here())?;
     let collection = batch.service.backend.collection(name).await.ok()?;

@@ -13,6 +13,10 @@ use super::stored::{FAILED, Stored, StoredEntry, forget_note};
 use super::{Buffer, now, reconcile};
 use crate::error::ServiceError;
 
+/// An entry whose old vector has to go is due when that is done, which makes it so itself; or after
+/// this long, should nobody come to it. Due at once, a quick worker would embed it twice.
+const REMOVING_MS: Millis = 5_000;
+
 /// What an agent has saved. Works the same with and without embedding; only with it are saves due.
 #[derive(Clone)]
 pub struct Memory {
@@ -115,6 +119,7 @@ impl Memory {
                         due = record.due;
                     } else {
                         has_old_vector = true;
+                        due = self.due(saved_at + REMOVING_MS);
                     }
                 }
             }
