@@ -1,6 +1,7 @@
 //! Agent memory, retrieval, chat and the doctor, with providers that are local stubs.
 
 mod chat;
+mod chat_tools;
 mod crash;
 mod doctor;
 mod routes;

@@ -156,6 +156,16 @@ impl ChatRequest {
         &self.options
     }
 
+    /// A field as the caller wrote it: in a schema, the order of keys means something. `None` where it is
+    /// absent or null.
+    pub fn option_as_sent(&self, name: &str) -> Option<Box<RawValue>> {
+        let value = self.options.get(name).filter(|value| !value.is_null())?;
+        match self.sent.iter().find(|(sent, _)| sent == name) {
+            Some((_, text)) => Some(text.0.clone()),
+            None => serde_json::value::to_raw_value(value).ok(),
+        }
+    }
+
     pub fn set_option(&mut self, name: &str, value: Value) {
         self.sent.retain(|(sent, _)| sent != name);
         self.options.insert(name.to_owned(), value);

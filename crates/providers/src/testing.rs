@@ -494,6 +494,25 @@ async fn searches_are_exact_under_any_filter(provider: &dyn RagProvider) {
         .count();
     assert_eq!(hits.len(), expected);
 
+    let few: Vec<DocumentId> = ["s17", "s3", "gone", "s250", "s251"]
+        .into_iter()
+        .filter_map(|id| DocumentId::parse(id.to_owned()).ok())
+        .collect();
+    let mut expected: Vec<(f32, &str)> = documents
+        .iter()
+        .filter(|(d, _)| few.contains(&d.id) && d.metadata["half"] == 1)
+        .map(|(d, v)| (cosine_distance(&queried, v), d.id.as_str()))
+        .collect();
+    expected.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let among = ProviderQuery {
+        among: Some(few),
+        filter: Filter::parse(&json!({"half": 1})).unwrap_or_else(|e| panic!("{e}")),
+        ..dense(queried.clone(), 10)
+    };
+    let hits = ok(provider.search(&name, among).await, "searching among a few").hits;
+    let ids: Vec<&str> = hits.iter().map(|hit| hit.document.id.as_str()).collect();
+    assert_eq!(ids, expected.iter().map(|e| e.1).collect::<Vec<_>>());
+
     let expanded = ProviderQuery {
         options: object(json!({"expand": "tenth"})),
         filter: Filter::parse(&json!({"tenth": 3})).unwrap_or_else(|e| panic!("{e}")),

@@ -1,17 +1,28 @@
 //! The Messages API of Anthropic.
 
+mod stream;
+
+use std::collections::{BTreeSet, HashMap};
+
 use async_trait::async_trait;
-use futures::StreamExt;
+use ragstone_core::Metadata;
 use ragstone_core::chat::{ChatError, ChatModel, ChatRequest, ChatStream};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::translate::{self, AnswerHead, Speaker, Usage, refuse};
-use super::{Delivery, sse};
+use super::Delivery;
+use super::answer::{self, AnswerHead, Said, Usage};
+use super::tools::{self, Choice, Format, Tools};
+use super::translate::{self, refuse};
+use super::turns::{Image, Part, Speaker, Turn, Turns, turns};
 use crate::http::{Call, ServiceClient};
 
 const API_VERSION: &str = "2023-06-01";
 /// The API wants a limit with every request; this is for callers who give none.
 const DEFAULT_MAX_TOKENS: u64 = 4096;
+/// The only kinds of images it takes.
+const IMAGES: [&str; 4] = ["image/jpeg", "image/png", "image/gif", "image/webp"];
 
 #[derive(Debug)]
 pub(super) struct AnthropicChat {
@@ -19,8 +30,32 @@ pub(super) struct AnthropicChat {
     pub(super) model: String,
 }
 
+/// What is sent. Schemas are as the caller wrote them: the model writes in their order.
+#[derive(Serialize)]
+struct Body {
+    #[serde(flatten)]
+    fields: Metadata,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tools: Vec<Tool>,
+}
+
+#[derive(Serialize)]
+struct Tool {
+    name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    description: Option<String>,
+    input_schema: Box<RawValue>,
+}
+
+/// A request as this API has it.
+struct Translated {
+    call: Call,
+    /// The tool whose arguments are the answer.
+    answer_tool: Option<String>,
+}
+
 impl AnthropicChat {
-    fn call(&self, request: &ChatRequest, delivery: Delivery) -> Result<Call, ChatError> {
+    fn translate(&self, request: &ChatRequest, delivery: Delivery) -> Result<Translated, ChatError> {
         let provider = self.client.service();
         let sampling = translate::sampling(request.options(), &[], provider)?;
         if sampling.temperature.is_some_and(|t| t > 1.0) {
@@ -28,46 +63,182 @@ impl AnthropicChat {
                 "'temperature' must be at most 1 for provider '{provider}'"
             )));
         }
-        let turns = translate::turns(request, provider)?;
-        let messages: Vec<Value> = turns
-            .turns
-            .iter()
-            .map(|(speaker, text)| {
-                let role = match speaker {
-                    Speaker::User => "user",
-                    Speaker::Assistant => "assistant",
-                };
-                json!({"role": role, "content": text})
-            })
-            .collect();
-        let mut body = json!({
-            "model": request.model.as_ref().unwrap_or(&self.model),
-            "messages": messages,
-            "max_tokens": sampling.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS),
-            "stream": delivery == Delivery::Streamed,
-        });
+        let turns = turns(request, provider)?;
+        let mut fields = Metadata::new();
+        let mut set = |name: &str, value: Value| fields.insert(name.to_owned(), value);
+        set(
+            "model",
+            request.model.as_ref().unwrap_or(&self.model).as_str().into(),
+        );
+        let ids = wire_ids(&turns);
+        let messages = turns.turns.iter().map(|turn| message(turn, &ids, provider));
+        set("messages", messages.collect::<Result<Vec<_>, _>>()?.into());
+        let offered = Offered::new(tools::tools(request)?, tools::format(request)?, &turns)?;
+        set(
+            "max_tokens",
+            sampling.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS).into(),
+        );
+        set("stream", (delivery == Delivery::Streamed).into());
         if !turns.system.is_empty() {
-            body["system"] = turns.system.into();
+            set("system", turns.system.into());
         }
         if let Some(temperature) = sampling.temperature {
-            body["temperature"] = temperature.into();
+            set("temperature", temperature.into());
         }
         if let Some(top_p) = sampling.top_p {
-            body["top_p"] = top_p.into();
+            set("top_p", top_p.into());
         }
         if !sampling.stop.is_empty() {
-            body["stop_sequences"] = sampling.stop.into();
+            set("stop_sequences", sampling.stop.into());
         }
-        Ok(Call::post("messages")
-            .header("anthropic-version", API_VERSION)
-            .json(&body))
+        if let Some(choice) = offered.choice {
+            set("tool_choice", choice);
+        }
+        let body = Body {
+            fields,
+            tools: offered.tools,
+        };
+        Ok(Translated {
+            call: Call::post("messages")
+                .header("anthropic-version", API_VERSION)
+                .json(&body),
+            answer_tool: offered.answer_tool,
+        })
     }
 }
 
-fn finish_reason(stop_reason: Option<&str>) -> &'static str {
+/// The tools the model gets, and which it has to use.
+struct Offered {
+    tools: Vec<Tool>,
+    choice: Option<Value>,
+    answer_tool: Option<String>,
+}
+
+impl Offered {
+    /// There is no JSON mode for all models; a tool that takes the answer as its arguments is one. It is
+    /// left out where the caller wants another tool called.
+    fn new(tools: Tools, format: Format, turns: &Turns) -> Result<Self, ChatError> {
+        let answer_schema = match format {
+            Format::Text => None,
+            _ if matches!(tools.choice, Choice::Required | Choice::This(_)) => None,
+            Format::Json => Some(tools::any_object()?),
+            Format::Schema(schema) => Some(schema),
+        };
+        let answer_tool = answer_schema
+            .as_ref()
+            .map(|_| tools::answer_tool_name(&tools.functions));
+        let mut offered = Vec::with_capacity(tools.functions.len() + 1);
+        for function in tools.functions {
+            offered.push(Tool {
+                name: function.name,
+                description: function.description,
+                input_schema: function.parameters.map_or_else(tools::any_object, Ok)?,
+            });
+        }
+        let mut choice = match (&answer_tool, tools.choice) {
+            (None, _) if offered.is_empty() => None,
+            (None, Choice::Auto) if tools.parallel => None,
+            (None, Choice::Auto) => Some(json!({"type": "auto"})),
+            (None, Choice::Never) => Some(json!({"type": "none"})),
+            (None, Choice::Required) => Some(json!({"type": "any"})),
+            (None, Choice::This(name)) => Some(json!({"type": "tool", "name": name})),
+            (Some(_), Choice::Auto) if !offered.is_empty() => Some(json!({"type": "any"})),
+            (Some(name), _) => Some(json!({"type": "tool", "name": name, "disable_parallel_tool_use": true})),
+        };
+        if let Some(choice) = choice.as_mut().filter(|choice| choice["type"] != "none")
+            && !tools.parallel
+        {
+            choice["disable_parallel_tool_use"] = true.into();
+        }
+        if let (Some(name), Some(input_schema)) = (&answer_tool, answer_schema) {
+            offered.push(Tool {
+                name: name.clone(),
+                description: Some(tools::ANSWER_TOOL.to_owned()),
+                input_schema,
+            });
+        }
+        if offered.is_empty() {
+            // The API wants to know the tools that were called before, also where none may be any more.
+            let called: BTreeSet<&str> = turns.calls().map(|call| call.name.as_str()).collect();
+            for name in called {
+                offered.push(Tool {
+                    name: name.to_owned(),
+                    description: None,
+                    input_schema: tools::any_object()?,
+                });
+            }
+            choice = (!offered.is_empty()).then(|| json!({"type": "none"}));
+        }
+        Ok(Self {
+            tools: offered,
+            choice,
+            answer_tool,
+        })
+    }
+}
+
+/// The id of each call, by its number: as it is, where the API takes it and it comes once.
+fn wire_ids(turns: &Turns) -> Vec<String> {
+    let mut seen = HashMap::new();
+    for call in turns.calls() {
+        *seen.entry(call.id.as_str()).or_insert(0) += 1;
+    }
+    let is_plain = |id: &str| {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
+        !id.is_empty() && id.bytes().all(plain)
+    };
+    turns
+        .calls()
+        .map(|call| match seen.get(call.id.as_str()) {
+            Some(1) if is_plain(&call.id) => call.id.clone(),
+            // No id of anybody else's.
+            _ => format!("ragstone_{}", call.number),
+        })
+        .collect()
+}
+
+fn message(turn: &Turn, ids: &[String], provider: &str) -> Result<Value, ChatError> {
+    let role = match turn.speaker {
+        Speaker::User => "user",
+        Speaker::Assistant => "assistant",
+    };
+    if let [Part::Text(text)] = turn.parts.as_slice() {
+        return Ok(json!({"role": role, "content": text}));
+    }
+    let blocks = turn.parts.iter().map(|part| block(part, ids, provider));
+    let blocks = blocks.collect::<Result<Vec<_>, _>>()?;
+    Ok(json!({"role": role, "content": blocks}))
+}
+
+fn block(part: &Part, ids: &[String], provider: &str) -> Result<Value, ChatError> {
+    let id = |number: usize| ids.get(number).map(String::as_str).unwrap_or_default();
+    Ok(match part {
+        Part::Text(text) => json!({"type": "text", "text": text}),
+        Part::Image(Image::Inline { media_type, base64 }) if IMAGES.contains(&media_type.as_str()) => {
+            json!({"type": "image", "source": {"type": "base64", "media_type": media_type, "data": base64}})
+        }
+        Part::Image(Image::Link(url)) if url.starts_with("https://") => {
+            json!({"type": "image", "source": {"type": "url", "url": url}})
+        }
+        Part::Image(_) => {
+            return Err(refuse(format!(
+                "'image_url' must be an https address, or a JPEG, PNG, GIF or WebP as a data URL, for provider '{provider}'"
+            )));
+        }
+        Part::Call(call) => {
+            json!({"type": "tool_use", "id": id(call.number), "name": call.name, "input": call.arguments})
+        }
+        Part::Result { number, text, .. } => {
+            json!({"type": "tool_result", "tool_use_id": id(*number), "content": text})
+        }
+    })
+}
+
+fn finish_reason(stop_reason: Option<&str>, calls: usize) -> &'static str {
     match stop_reason {
         Some("max_tokens" | "model_context_window_exceeded") => "length",
         Some("refusal") => "content_filter",
+        Some("tool_use") if calls > 0 => "tool_calls",
         _ => "stop",
     }
 }
@@ -84,6 +255,62 @@ fn count(value: &Value, path: &str) -> Option<u64> {
     value.pointer(path).and_then(Value::as_u64)
 }
 
+/// An answer, as far as it is read.
+#[derive(Deserialize)]
+struct Answer {
+    #[serde(default)]
+    id: String,
+    #[serde(default)]
+    model: String,
+    content: Option<Vec<Block>>,
+    #[serde(default)]
+    stop_reason: Option<String>,
+    #[serde(default)]
+    usage: Value,
+}
+
+#[derive(Deserialize)]
+struct Block {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    text: Option<String>,
+    #[serde(default)]
+    id: String,
+    #[serde(default)]
+    name: String,
+    /// In the order of keys that the model wrote.
+    #[serde(default)]
+    input: Option<Box<RawValue>>,
+}
+
+/// What the blocks of an answer say. The arguments of the answer tool stand for any text beside them.
+fn said(blocks: Vec<Block>, answer_tool: Option<&str>) -> Said {
+    let mut said = Said::default();
+    let mut answer = None;
+    for block in blocks {
+        if block.kind != "tool_use" {
+            said.text.push_str(block.text.as_deref().unwrap_or_default());
+            continue;
+        }
+        let arguments = block
+            .input
+            .map_or_else(|| "{}".to_owned(), |input| input.get().to_owned());
+        if answer_tool == Some(block.name.as_str()) {
+            answer.get_or_insert(arguments);
+        } else {
+            said.calls.push(answer::Call {
+                id: block.id,
+                name: block.name,
+                arguments,
+                signature: None,
+            });
+        }
+    }
+    said.text = answer.unwrap_or(said.text);
+    said
+}
+
 #[async_trait]
 impl ChatModel for AnthropicChat {
     fn provider(&self) -> &str {
@@ -95,108 +322,29 @@ impl ChatModel for AnthropicChat {
     }
 
     async fn complete(&self, request: ChatRequest) -> Result<Value, ChatError> {
-        let answer: Value = self
-            .client
-            .call_json(self.call(&request, Delivery::Whole)?)
-            .await?;
-        let parts = answer
-            .get("content")
-            .and_then(Value::as_array)
+        let Translated { call, answer_tool } = self.translate(&request, Delivery::Whole)?;
+        let answer: Answer = self.client.call_json(call).await?;
+        let blocks = answer
+            .content
             .ok_or_else(|| self.client.bad_answer("it has no 'content'"))?;
-        let said: String = parts
-            .iter()
-            .filter_map(|part| part.get("text").and_then(Value::as_str))
-            .collect();
+        let said = said(blocks, answer_tool.as_deref());
         let usage = Usage {
-            prompt: count(&answer, "/usage/input_tokens").unwrap_or(0),
-            completion: count(&answer, "/usage/output_tokens").unwrap_or(0),
+            prompt: count(&answer.usage, "/input_tokens").unwrap_or(0),
+            completion: count(&answer.usage, "/output_tokens").unwrap_or(0),
         };
-        let head = AnswerHead::new(&text(&answer, "/id"), &text(&answer, "/model"));
-        let reason = finish_reason(answer.get("stop_reason").and_then(Value::as_str));
+        let head = AnswerHead::new(&answer.id, &answer.model);
+        let reason = finish_reason(answer.stop_reason.as_deref(), said.calls.len());
         Ok(head.completion(&said, reason, usage))
     }
 
     async fn stream(&self, request: ChatRequest) -> Result<ChatStream, ChatError> {
-        let bytes = self.client.open(self.call(&request, Delivery::Streamed)?).await?;
-        let mut progress = Progress {
-            head: AnswerHead::new("", request.model.as_deref().unwrap_or(&self.model)),
-            usage: Usage::default(),
-            wants_usage: translate::wants_usage(request.options()),
-            ended: false,
-            client: self.client.clone(),
-        };
-        let events = sse::events(bytes, self.client.clone())
-            .map(Some)
-            .chain(futures::stream::once(async { None }));
-        Ok(sse::until_error(events.flat_map(move |event| {
-            futures::stream::iter(match event {
-                Some(Ok(event)) => progress.chunks(&event),
-                Some(Err(error)) => vec![Err(error)],
-                None => progress.end(),
-            })
-        })))
-    }
-}
-
-/// What is known of an answer while it streams in.
-struct Progress {
-    head: AnswerHead,
-    usage: Usage,
-    wants_usage: bool,
-    ended: bool,
-    client: ServiceClient,
-}
-
-type Chunks = Vec<Result<Value, ChatError>>;
-
-impl Progress {
-    fn chunks(&mut self, event: &sse::Event) -> Chunks {
-        let data = match sse::json(&self.client, event) {
-            Ok(data) => data,
-            Err(error) => return vec![Err(error)],
-        };
-        match text(&data, "/type").as_str() {
-            "message_start" => {
-                self.head = AnswerHead::new(&text(&data, "/message/id"), &text(&data, "/message/model"));
-                self.usage.prompt = count(&data, "/message/usage/input_tokens").unwrap_or(0);
-                vec![Ok(self.head.first_chunk())]
-            }
-            "content_block_delta" => match data.pointer("/delta/text").and_then(Value::as_str) {
-                Some(said) => vec![Ok(self.head.text_chunk(said))],
-                None => Vec::new(),
-            },
-            "message_delta" => {
-                if let Some(tokens) = count(&data, "/usage/output_tokens") {
-                    self.usage.completion = tokens;
-                }
-                let reason = data.pointer("/delta/stop_reason").and_then(Value::as_str);
-                match reason {
-                    Some(_) => vec![Ok(self.head.last_chunk(finish_reason(reason)))],
-                    None => Vec::new(),
-                }
-            }
-            "message_stop" => {
-                self.ended = true;
-                match self.wants_usage {
-                    true => vec![Ok(self.head.usage_chunk(self.usage))],
-                    false => Vec::new(),
-                }
-            }
-            "error" => vec![Err(self
-                .client
-                .bad_answer(sse::error_in(&data).unwrap_or_default())
-                .into())],
-            _ => Vec::new(),
-        }
-    }
-
-    fn end(&self) -> Chunks {
-        match self.ended {
-            true => Vec::new(),
-            false => vec![Err(self
-                .client
-                .bad_answer("the stream ended before the answer did")
-                .into())],
-        }
+        let Translated { call, answer_tool } = self.translate(&request, Delivery::Streamed)?;
+        let bytes = self.client.open(call).await?;
+        let model = request.model.as_deref().unwrap_or(&self.model);
+        let wants_usage = translate::wants_usage(request.options());
+        Ok(stream::chunks(
+            bytes,
+            stream::Progress::new(self.client.clone(), model, answer_tool, wants_usage),
+        ))
     }
 }

@@ -5,10 +5,15 @@ use futures::StreamExt;
 use ragstone_core::Metadata;
 use ragstone_core::chat::{ChatError, ChatModel, ChatRequest, ChatStream};
 use ragstone_core::collection::shorten;
+use serde::Serialize;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
+use super::answer::{self, AnswerHead, Said, Usage};
 use super::sse;
-use super::translate::{self, AnswerHead, Speaker, Usage, refuse};
+use super::tools::{self, Choice, Format, Tools};
+use super::translate::{self, refuse};
+use super::turns::{Image, Part, Speaker, Turn, turns};
 use crate::http::{Call, ServiceClient};
 use crate::model_name::in_google_path;
 
@@ -18,6 +23,10 @@ const RENAMED: [(&str, &str); 3] = [
     ("presence_penalty", "presencePenalty"),
     ("frequency_penalty", "frequencyPenalty"),
 ];
+
+/// Newer models want back with a call what they thought of it. For callers who lost it, or have it from
+/// another model, this is what the API takes in its place.
+const NO_SIGNATURE: &str = "skip_thought_signature_validator";
 
 #[derive(Debug)]
 pub(super) struct GeminiChat {
@@ -33,21 +42,11 @@ impl GeminiChat {
         Ok(format!("{path}:{method}"))
     }
 
-    fn body(&self, request: &ChatRequest) -> Result<Value, ChatError> {
+    /// What is sent, and the tool whose arguments are the answer.
+    fn body(&self, request: &ChatRequest) -> Result<(Body, Option<String>), ChatError> {
         let provider = self.client.service();
         let sampling = translate::sampling(request.options(), &RENAMED.map(|(from, _)| from), provider)?;
-        let turns = translate::turns(request, provider)?;
-        let contents: Vec<Value> = turns
-            .turns
-            .iter()
-            .map(|(speaker, text)| {
-                let role = match speaker {
-                    Speaker::User => "user",
-                    Speaker::Assistant => "model",
-                };
-                json!({"role": role, "parts": [{"text": text}]})
-            })
-            .collect();
+        let turns = turns(request, provider)?;
         let mut generation = Metadata::new();
         if let Some(tokens) = sampling.max_tokens {
             generation.insert("maxOutputTokens".into(), tokens.into());
@@ -66,17 +65,221 @@ impl GeminiChat {
                 generation.insert(to.into(), value.clone());
             }
         }
-        let mut body = json!({"contents": contents, "generationConfig": generation});
-        if !turns.system.is_empty() {
-            body["systemInstruction"] = json!({"parts": [{"text": turns.system}]});
+        let Offered {
+            tools,
+            calling,
+            format,
+            answer_tool,
+        } = Offered::new(tools::tools(request)?, tools::format(request)?)?;
+        let mut schema = None;
+        if !matches!(format, Format::Text) {
+            generation.insert("responseMimeType".into(), "application/json".into());
         }
-        Ok(body)
+        if let Format::Schema(given) = format {
+            schema = Some(given);
+        }
+        let mut fields = Metadata::new();
+        let model = request.model.as_ref().unwrap_or(&self.model);
+        let contents = turns.turns.iter().map(|turn| contents(turn, model, provider));
+        let contents: Vec<Value> = contents.collect::<Result<Vec<_>, _>>()?.concat();
+        fields.insert("contents".into(), contents.into());
+        if !turns.system.is_empty() {
+            let parts = json!({"parts": [{"text": turns.system}]});
+            fields.insert("systemInstruction".into(), parts);
+        }
+        if let Some(calling) = calling {
+            let config = json!({ "functionCallingConfig": calling });
+            fields.insert("toolConfig".into(), config);
+        }
+        let body = Body {
+            fields,
+            generation: Generation {
+                fields: generation,
+                schema,
+            },
+            tools,
+        };
+        Ok((body, answer_tool))
+    }
+}
+
+/// The tools the model gets, which it has to use, and in what form it answers otherwise.
+struct Offered {
+    tools: Vec<ToolBox>,
+    calling: Option<Value>,
+    format: Format,
+    answer_tool: Option<String>,
+}
+
+impl Offered {
+    /// Few models take tools together with a form for the answer. With both, a tool that takes the
+    /// answer as its arguments stands for the form; where a tool has to be called there is no answer,
+    /// and where none may be called there are no tools.
+    fn new(tools: Tools, mut format: Format) -> Result<Self, ChatError> {
+        let Tools {
+            mut functions,
+            choice,
+            ..
+        } = tools;
+        let mut answer_tool = None;
+        if !matches!(format, Format::Text) && !functions.is_empty() {
+            match choice {
+                Choice::Never => functions.clear(),
+                Choice::Required | Choice::This(_) => format = Format::Text,
+                Choice::Auto => {
+                    let name = tools::answer_tool_name(&functions);
+                    let schema = match std::mem::replace(&mut format, Format::Text) {
+                        Format::Schema(schema) => schema,
+                        _ => tools::any_object()?,
+                    };
+                    functions.push(tools::Function {
+                        name: name.clone(),
+                        description: Some(tools::ANSWER_TOOL.to_owned()),
+                        parameters: Some(schema),
+                    });
+                    answer_tool = Some(name);
+                }
+            }
+        }
+        let calling = match choice {
+            _ if functions.is_empty() => None,
+            Choice::Auto if answer_tool.is_some() => Some(json!({"mode": "ANY"})),
+            Choice::Auto => None,
+            Choice::Never => Some(json!({"mode": "NONE"})),
+            Choice::Required => Some(json!({"mode": "ANY"})),
+            Choice::This(name) => Some(json!({"mode": "ANY", "allowedFunctionNames": [name]})),
+        };
+        Ok(Self {
+            tools: declarations(functions),
+            calling,
+            format,
+            answer_tool,
+        })
+    }
+}
+
+/// What is sent. Schemas are as the caller wrote them: the model writes in their order.
+#[derive(Serialize)]
+struct Body {
+    #[serde(flatten)]
+    fields: Metadata,
+    #[serde(rename = "generationConfig")]
+    generation: Generation,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tools: Vec<ToolBox>,
+}
+
+#[derive(Serialize)]
+struct Generation {
+    #[serde(flatten)]
+    fields: Metadata,
+    #[serde(rename = "responseJsonSchema", skip_serializing_if = "Option::is_none")]
+    schema: Option<Box<RawValue>>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ToolBox {
+    function_declarations: Vec<Declaration>,
+}
+
+#[derive(Serialize)]
+struct Declaration {
+    name: String,
+    /// The API wants one.
+    description: String,
+    #[serde(rename = "parametersJsonSchema", skip_serializing_if = "Option::is_none")]
+    parameters: Option<Box<RawValue>>,
+}
+
+fn declarations(functions: Vec<tools::Function>) -> Vec<ToolBox> {
+    let declared = functions.into_iter().map(|function| Declaration {
+        description: function.description.unwrap_or_else(|| function.name.clone()),
+        name: function.name,
+        parameters: function.parameters,
+    });
+    let function_declarations: Vec<_> = declared.collect();
+    match function_declarations.is_empty() {
+        true => Vec::new(),
+        false => vec![ToolBox {
+            function_declarations,
+        }],
+    }
+}
+
+/// Whether a model is of those that want back what they thought of a call.
+fn wants_signatures(model: &str) -> bool {
+    !["gemini-1", "gemini-2"].iter().any(|old| model.contains(old))
+}
+
+/// A turn as the API has it: what tools answered stands apart from what the user says.
+fn contents(turn: &Turn, model: &str, provider: &str) -> Result<Vec<Value>, ChatError> {
+    let role = match turn.speaker {
+        Speaker::User => "user",
+        Speaker::Assistant => "model",
+    };
+    let is_result = |part: &Part| matches!(part, Part::Result { .. });
+    turn.parts
+        .chunk_by(|a, b| is_result(a) == is_result(b))
+        .map(|parts| {
+            let mut calls = 0;
+            let parts = parts.iter().map(|part| match part {
+                Part::Text(text) => Ok(json!({"text": text})),
+                Part::Image(Image::Inline { media_type, base64 }) => {
+                    Ok(json!({"inlineData": {"mimeType": media_type, "data": base64}}))
+                }
+                Part::Image(Image::Link(_)) => Err(refuse(format!(
+                    "'image_url' must be a data URL for provider '{provider}', which fetches no addresses"
+                ))),
+                Part::Call(call) => {
+                    let mut part = json!({"functionCall": {"name": call.name, "args": call.arguments}});
+                    // Of several calls at once the first one carries it.
+                    let none = (calls == 0 && wants_signatures(model)).then_some(NO_SIGNATURE);
+                    if let Some(signature) = call.signature.as_deref().or(none) {
+                        part["thoughtSignature"] = signature.into();
+                    }
+                    calls += 1;
+                    Ok(part)
+                }
+                Part::Result { name, text, .. } => {
+                    Ok(json!({"functionResponse": {"name": name, "response": response(text)}}))
+                }
+            });
+            let parts = parts.collect::<Result<Vec<_>, _>>()?;
+            Ok(json!({"role": role, "parts": parts}))
+        })
+        .collect()
+}
+
+/// The API takes objects only, and knows numbers only as floating ones: a text stays what it is.
+fn response(text: &str) -> Value {
+    match serde_json::from_str(text) {
+        Ok(object @ Value::Object(_)) if is_exact(&object) => object,
+        Ok(value @ (Value::Array(_) | Value::Number(_))) if is_exact(&value) => json!({ "result": value }),
+        _ => json!({ "result": text }),
+    }
+}
+
+/// Whether no whole number in it is too large for a floating one.
+fn is_exact(value: &Value) -> bool {
+    const LARGEST: u64 = 1 << 53;
+    match value {
+        Value::Number(number) => match (number.as_u64(), number.as_i64()) {
+            (Some(number), _) => number <= LARGEST,
+            (None, Some(number)) => number.unsigned_abs() <= LARGEST,
+            (None, None) => number
+                .as_f64()
+                .is_some_and(|number| number.abs() <= LARGEST as f64),
+        },
+        Value::Array(items) => items.iter().all(is_exact),
+        Value::Object(fields) => fields.values().all(is_exact),
+        _ => true,
     }
 }
 
 /// What one answer, or one piece of a streamed one, says.
 struct Piece {
-    text: String,
+    said: Said,
     finish_reason: Option<&'static str>,
     usage: Option<Usage>,
 }
@@ -86,17 +289,23 @@ fn read(answer: &Value, client: &ServiceClient) -> Result<Piece, ChatError> {
         return Err(client.bad_answer(message).into());
     }
     let blocked = answer.pointer("/promptFeedback/blockReason").is_some();
-    let text = answer
-        .pointer("/candidates/0/content/parts")
-        .and_then(Value::as_array)
-        .map(|parts| {
-            parts
-                .iter()
-                .filter(|part| part.get("thought").is_none_or(|thought| *thought == false))
-                .filter_map(|part| part.get("text").and_then(Value::as_str))
-                .collect()
-        })
-        .unwrap_or_default();
+    let mut said = Said::default();
+    let parts = answer.pointer("/candidates/0/content/parts");
+    for part in parts.and_then(Value::as_array).into_iter().flatten() {
+        if let Some(name) = part.pointer("/functionCall/name").and_then(Value::as_str) {
+            let arguments = part.pointer("/functionCall/args");
+            let signature = part.get("thoughtSignature").and_then(Value::as_str);
+            said.calls.push(answer::Call {
+                id: String::new(),
+                name: name.to_owned(),
+                arguments: arguments.map_or_else(|| "{}".to_owned(), Value::to_string),
+                signature: signature.map(str::to_owned),
+            });
+        } else if part.get("thought").is_none_or(|thought| *thought == false) {
+            said.text
+                .push_str(part.get("text").and_then(Value::as_str).unwrap_or_default());
+        }
+    }
     let finish_reason = match answer
         .pointer("/candidates/0/finishReason")
         .and_then(Value::as_str)
@@ -105,6 +314,11 @@ fn read(answer: &Value, client: &ServiceClient) -> Result<Piece, ChatError> {
         None | Some("FINISH_REASON_UNSPECIFIED") => None,
         Some("STOP") => Some("stop"),
         Some("MAX_TOKENS") => Some("length"),
+        Some(reason @ ("MALFORMED_FUNCTION_CALL" | "UNEXPECTED_TOOL_CALL")) => {
+            return Err(client
+                .bad_answer(format!("its call of a tool is no use ({reason})"))
+                .into());
+        }
         Some(_) => Some("content_filter"),
     };
     let count = |name: &str| {
@@ -117,10 +331,71 @@ fn read(answer: &Value, client: &ServiceClient) -> Result<Piece, ChatError> {
         completion: count("candidatesTokenCount").unwrap_or(0) + count("thoughtsTokenCount").unwrap_or(0),
     });
     Ok(Piece {
-        text,
+        said,
         finish_reason,
         usage,
     })
+}
+
+/// What has been heard of an answer. The API gives its calls no ids, and ends an answer that makes some
+/// as any other.
+struct Heard {
+    head: AnswerHead,
+    answer_tool: Option<String>,
+    /// Only one call was asked for.
+    one_call: bool,
+    calls: usize,
+    answered: bool,
+    /// Text that is the answer only if the tool for it is not used after all.
+    held_back: String,
+}
+
+impl Heard {
+    fn new(head: AnswerHead, answer_tool: Option<String>, request: &ChatRequest) -> Self {
+        Self {
+            head,
+            answer_tool,
+            one_call: request.options().get("parallel_tool_calls") == Some(&Value::Bool(false)),
+            calls: 0,
+            answered: false,
+            held_back: String::new(),
+        }
+    }
+
+    /// What a piece says, with the calls that count, named.
+    fn take(&mut self, piece: Said) -> Said {
+        let mut said = Said::default();
+        if self.answer_tool.is_some() {
+            self.held_back.push_str(&piece.text);
+        } else {
+            said.text = piece.text;
+        }
+        for mut call in piece.calls {
+            if self.answer_tool.as_ref() == Some(&call.name) {
+                if !self.answered {
+                    said.text.push_str(&call.arguments);
+                }
+                self.answered = true;
+            } else if self.calls == 0 || !self.one_call {
+                call.id = format!("call-{}-{}", self.head.id, self.calls);
+                self.calls += 1;
+                said.calls.push(call);
+            }
+        }
+        said
+    }
+
+    /// What is left to say at the end, and why it ended.
+    fn end(&mut self, reason: &'static str) -> (String, &'static str) {
+        let rest = match self.answered {
+            true => String::new(),
+            false => std::mem::take(&mut self.held_back),
+        };
+        match reason {
+            "stop" if self.calls > 0 => (rest, "tool_calls"),
+            _ => (rest, reason),
+        }
+    }
 }
 
 #[async_trait]
@@ -134,7 +409,8 @@ impl ChatModel for GeminiChat {
     }
 
     async fn complete(&self, request: ChatRequest) -> Result<Value, ChatError> {
-        let call = Call::post(self.path(&request, "generateContent")?).json(&self.body(&request)?);
+        let (body, answer_tool) = self.body(&request)?;
+        let call = Call::post(self.path(&request, "generateContent")?).json(&body);
         let answer: Value = self.client.call_json(call).await?;
         let piece = read(&answer, &self.client)?;
         let reason = piece
@@ -145,17 +421,25 @@ impl ChatModel for GeminiChat {
             .get("responseId")
             .and_then(Value::as_str)
             .unwrap_or_default();
-        Ok(AnswerHead::new(id, model).completion(&piece.text, reason, piece.usage.unwrap_or_default()))
+        let mut heard = Heard::new(AnswerHead::new(id, model), answer_tool, &request);
+        let mut said = heard.take(piece.said);
+        let (rest, reason) = heard.end(reason);
+        said.text.push_str(&rest);
+        Ok(heard
+            .head
+            .completion(&said, reason, piece.usage.unwrap_or_default()))
     }
 
     async fn stream(&self, request: ChatRequest) -> Result<ChatStream, ChatError> {
+        let (body, answer_tool) = self.body(&request)?;
         let call = Call::post(self.path(&request, "streamGenerateContent")?)
             .query("alt", "sse")
-            .json(&self.body(&request)?);
+            .json(&body);
         let bytes = self.client.open(call).await?;
         let client = self.client.clone();
         let head = AnswerHead::new("", request.model.as_deref().unwrap_or(&self.model));
         let wants_usage = translate::wants_usage(request.options());
+        let mut heard = Heard::new(head.clone(), answer_tool, &request);
         let (mut usage, mut finished) = (Usage::default(), false);
         let first = head.first_chunk();
         let events = sse::events(bytes, self.client.clone())
@@ -170,13 +454,22 @@ impl ChatModel for GeminiChat {
                 {
                     Ok(piece) => {
                         usage = piece.usage.unwrap_or(usage);
-                        if !piece.text.is_empty() {
-                            chunks.push(Ok(head.text_chunk(&piece.text)));
-                        }
+                        let already = heard.calls;
+                        let mut said = heard.take(piece.said);
+                        let mut end = None;
                         if let Some(reason) = piece.finish_reason {
                             finished = true;
-                            chunks.push(Ok(head.last_chunk(reason)));
+                            let (rest, reason) = heard.end(reason);
+                            said.text.push_str(&rest);
+                            end = Some(reason);
                         }
+                        if !said.text.is_empty() {
+                            chunks.push(Ok(head.text_chunk(&said.text)));
+                        }
+                        for (number, call) in said.calls.iter().enumerate() {
+                            chunks.push(Ok(head.call_chunk(already + number, call)));
+                        }
+                        chunks.extend(end.map(|reason| Ok(head.last_chunk(reason))));
                     }
                     Err(error) => chunks.push(Err(error)),
                 },

@@ -4,11 +4,14 @@
 //! protocol gets the caller's body as it is; for the others, request and answer are translated, and
 //! a request that asks for what cannot be translated is refused by the name of the field.
 
+mod answer;
 mod anthropic;
 mod gemini;
 mod openai;
 mod sse;
+mod tools;
 mod translate;
+mod turns;
 
 use std::sync::Arc;
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ragstone_core::document::check_vector;
 use ragstone_core::model::{Embedding, ModelError, ModelInfo, RemoteFailure, RemoteFault};
-use ragstone_core::provider::{CallError, ErrorAnswer};
+use ragstone_core::provider::CallError;
 
 /// A vector of the right width, made of finite numbers, not all zeros; or the reason why not.
 pub(super) fn check(vector: &[f32], dimensions: usize) -> Result<(), String> {
@@ -65,7 +65,7 @@ fn fault(error: &CallError) -> RemoteFault {
             429 => RemoteFault::Busy {
                 retry_after: answer.retry_after.unwrap_or(Duration::from_secs(1)),
             },
-            400 | 413 | 422 if !is_about_the_key(answer) => RemoteFault::Refused {
+            400 | 413 | 422 if !answer.refuses_our_key() => RemoteFault::Refused {
                 status: answer.status,
             },
             500.. => RemoteFault::Down,
@@ -76,14 +76,6 @@ fn fault(error: &CallError) -> RemoteFault {
         | CallError::CircuitOpen { .. } => RemoteFault::Down,
         CallError::TooLarge { .. } | CallError::BadAnswer { .. } => RemoteFault::BadAnswer,
     }
-}
-
-/// Google answers 400 to a key that it does not know.
-fn is_about_the_key(answer: &ErrorAnswer) -> bool {
-    let said = String::from_utf8_lossy(&answer.body).to_ascii_lowercase();
-    ["api_key", "api key", "apikey"]
-        .iter()
-        .any(|word| said.contains(word))
 }
 
 #[cfg(test)]

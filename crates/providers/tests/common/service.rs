@@ -242,6 +242,7 @@ fn search(collection: &Collection, body: &Value) -> Answer {
         .documents
         .iter()
         .filter(|(d, _)| matches(&filter, d))
+        .filter(|(d, _)| body["ids"].as_array().is_none_or(|ids| ids.contains(&d["id"])))
         .map(|(d, v)| (distance(&query, v), d))
         .filter(|(distance, _)| *distance <= limit)
         .collect();

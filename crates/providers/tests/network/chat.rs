@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::common::server::{Reply, TestServer};
 use crate::common::{CANARY, quick};
 
-fn model(backend: ChatBackend, url: &str) -> Arc<dyn ChatModel> {
+pub(crate) fn model(backend: ChatBackend, url: &str) -> Arc<dyn ChatModel> {
     create(ChatSettings {
         provider: "my-chat".into(),
         backend,
@@ -23,7 +23,7 @@ fn model(backend: ChatBackend, url: &str) -> Arc<dyn ChatModel> {
     .unwrap()
 }
 
-fn request(body: Value) -> ChatRequest {
+pub(crate) fn request(body: Value) -> ChatRequest {
     ChatRequest::from_json(body.as_object().unwrap().clone()).unwrap()
 }
 
@@ -40,7 +40,7 @@ fn conversation() -> ChatRequest {
     }))
 }
 
-fn event(data: Value) -> String {
+pub(crate) fn event(data: Value) -> String {
     format!("data: {data}\n\n")
 }
 

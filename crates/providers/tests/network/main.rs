@@ -7,6 +7,7 @@
 mod common;
 
 mod chat;
+mod chat_tools;
 mod contract;
 mod embedding;
 mod faults;

@@ -104,7 +104,7 @@ fn session_key(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
 fn refusal(error: ChatError) -> ApiError {
     match error {
         ChatError::Invalid(invalid) => invalid.into(),
-        ChatError::Call(CallError::Answered(answer)) if matches!(answer.status, 401 | 403) => {
+        ChatError::Call(CallError::Answered(answer)) if answer.refuses_our_key() => {
             ApiError::bad_gateway(format!(
                 "Provider '{}' refuses the configured apiKey (status {})",
                 answer.service, answer.status

@@ -1,0 +1,130 @@
+//! An answer as OpenAI writes it, whole or in chunks.
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+/// What the model said.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Said {
+    pub(super) text: String,
+    pub(super) calls: Vec<Call>,
+}
+
+/// A tool that the model wants called.
+#[derive(Debug, PartialEq)]
+pub(super) struct Call {
+    pub(super) id: String,
+    pub(super) name: String,
+    /// JSON, or the beginning of it.
+    pub(super) arguments: String,
+    /// What Gemini wants back with the call.
+    pub(super) signature: Option<String>,
+}
+
+impl Call {
+    fn to_json(&self) -> Value {
+        let function = json!({"name": self.name, "arguments": self.arguments});
+        let mut call = json!({"id": self.id, "type": "function", "function": function});
+        if let Some(signature) = &self.signature {
+            call["extra_content"] = json!({"google": {"thought_signature": signature}});
+        }
+        call
+    }
+}
+
+/// What identifies one answer in all its chunks.
+#[derive(Debug, Clone)]
+pub(super) struct AnswerHead {
+    pub(super) id: String,
+    pub(super) model: String,
+    pub(super) created: i64,
+}
+
+impl AnswerHead {
+    pub(super) fn new(id: &str, model: &str) -> Self {
+        let created = Timestamp::now();
+        Self {
+            id: if id.is_empty() {
+                format!("chatcmpl-{:x}", created.as_nanosecond())
+            } else {
+                id.to_owned()
+            },
+            model: model.to_owned(),
+            created: created.as_second(),
+        }
+    }
+
+    pub(super) fn completion(&self, said: &Said, finish_reason: &str, usage: Usage) -> Value {
+        let mut message = json!({"role": "assistant", "content": said.text});
+        if !said.calls.is_empty() {
+            if said.text.is_empty() {
+                message["content"] = Value::Null;
+            }
+            message["tool_calls"] = said.calls.iter().map(Call::to_json).collect();
+        }
+        json!({
+            "id": self.id, "object": "chat.completion", "created": self.created, "model": self.model,
+            "choices": [{
+                "index": 0,
+                "message": message,
+                "finish_reason": finish_reason,
+            }],
+            "usage": usage.to_json(),
+        })
+    }
+
+    pub(super) fn first_chunk(&self) -> Value {
+        self.chunk(
+            json!([{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": null}]),
+        )
+    }
+
+    pub(super) fn text_chunk(&self, text: &str) -> Value {
+        self.chunk(json!([{"index": 0, "delta": {"content": text}, "finish_reason": null}]))
+    }
+
+    /// A call with what is known of its arguments, the one of this number.
+    pub(super) fn call_chunk(&self, number: usize, call: &Call) -> Value {
+        let mut begun = call.to_json();
+        begun["index"] = number.into();
+        self.chunk(json!([{"index": 0, "delta": {"tool_calls": [begun]}, "finish_reason": null}]))
+    }
+
+    pub(super) fn arguments_chunk(&self, number: usize, more: &str) -> Value {
+        let call = json!({"index": number, "function": {"arguments": more}});
+        self.chunk(json!([{"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": null}]))
+    }
+
+    pub(super) fn last_chunk(&self, finish_reason: &str) -> Value {
+        self.chunk(json!([{"index": 0, "delta": {}, "finish_reason": finish_reason}]))
+    }
+
+    pub(super) fn usage_chunk(&self, usage: Usage) -> Value {
+        let mut chunk = self.chunk(json!([]));
+        chunk["usage"] = usage.to_json();
+        chunk
+    }
+
+    fn chunk(&self, choices: Value) -> Value {
+        json!({
+            "id": self.id, "object": "chat.completion.chunk", "created": self.created, "model": self.model,
+            "choices": choices,
+        })
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Usage {
+    pub(super) prompt: u64,
+    pub(super) completion: u64,
+}
+
+impl Usage {
+    fn to_json(self) -> Value {
+        json!({
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+        })
+    }
+}
