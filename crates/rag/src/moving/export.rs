@@ -149,7 +149,7 @@ impl ExportFile {
         let failed = cannot_write(&self.path);
         let sum = self.sum.clone().finish();
         let mut line = Vec::new();
-        write_line(&mut line, &End { end: &sum }).map_err(&failed)?;
+        write_line(&mut line, &End::new(&sum, &self.note.head)).map_err(&failed)?;
         self.append(&line).map_err(&failed)?;
         let file = self
             .out
@@ -277,7 +277,7 @@ pub async fn export_to(
         progress.add(page.len());
     }
     let sum = sum.finish();
-    write_line(&mut out, &End { end: &sum }).map_err(failed)?;
+    write_line(&mut out, &End::new(&sum, head)).map_err(failed)?;
     out.flush().map_err(failed)?;
     Ok(sum)
 }

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use ragstone_core::error::InvalidInput;
 use ragstone_core::store::MovedDocument;
 
-use super::format::{Claim, DocumentLine, Head, Sum, Summing};
+use super::format::{Claim, DocumentLine, Head, Sum, Summing, head_sha256};
 use super::transfer::check_claim;
 use super::{BATCH, Source};
 use crate::error::ServiceError;
@@ -23,6 +23,8 @@ type Reader = Box<dyn BufRead + Send>;
 /// An export that is read.
 pub struct FileSource {
     pub head: Head,
+    /// Of the line that it was read from.
+    head_sha256: String,
     lines: Option<Lines>,
     claim: Option<Claim>,
 }
@@ -52,7 +54,12 @@ impl FileSource {
         let source = Self::begin(Lines::of(file), &shown)?;
         let mut last = tail.trim_ascii_end().rsplit(|byte| *byte == b'\n');
         let is_end = |line: &[u8]| Claim::parse(line).map(|claim| claim.is_some());
-        if last.next().is_none_or(|line| matches!(is_end(line), Ok(false))) {
+        let end = last.next();
+        if let Some(Ok(Some(claim))) = end.map(Claim::parse) {
+            let damaged = |problem: InvalidInput| InvalidInput::new(format!("{shown}: {problem}"));
+            claim.check_head(&source.head_sha256).map_err(damaged)?;
+        }
+        if end.is_none_or(|line| matches!(is_end(line), Ok(false))) {
             return Err(match last.any(|line| matches!(is_end(line), Ok(true))) {
                 true => InvalidInput::new(format!("{shown}: {AFTER_THE_END}")),
                 false => incomplete(&shown),
@@ -67,17 +74,19 @@ impl FileSource {
     }
 
     fn begin(mut lines: Lines, shown: &str) -> Result<Self, ServiceError> {
-        let head = match lines.next()? {
-            Some(line) => Head::parse(&line)
-                .map_err(|problem| InvalidInput::new(format!("{shown} is not an export: {problem}")))?,
+        let line = match lines.next()? {
+            Some(line) => line,
             None => {
                 return Err(
                     InvalidInput::new(format!("{shown} is empty: an export has at least two lines")).into(),
                 );
             }
         };
+        let head = Head::parse(&line)
+            .map_err(|problem| InvalidInput::new(format!("{shown} is not an export: {problem}")))?;
         Ok(Self {
             head,
+            head_sha256: head_sha256(&line),
             lines: Some(lines),
             claim: None,
         })
@@ -111,6 +120,9 @@ impl Source for FileSource {
             source: std::io::Error::other(error),
         })?;
         let (documents, end) = batch?;
+        if let Some(claim) = &end {
+            claim.check_head(&self.head_sha256)?;
+        }
         self.claim = end;
         self.lines = Some(lines);
         Ok(documents)

@@ -60,6 +60,15 @@ impl Head {
     }
 }
 
+/// What the first line adds up to, without what ends it.
+pub(super) fn head_sha256(line: &[u8]) -> String {
+    hex(Sha256::digest(line.trim_ascii()).as_slice())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// How many documents there are, and what they add up to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Sum {
@@ -71,7 +80,24 @@ pub struct Sum {
 /// The last line, as it is written.
 #[derive(Serialize)]
 pub(super) struct End<'a> {
-    pub(super) end: &'a Sum,
+    end: EndFields<'a>,
+}
+
+#[derive(Serialize)]
+struct EndFields<'a> {
+    #[serde(flatten)]
+    sum: &'a Sum,
+    /// Of the first line.
+    head_sha256: String,
+}
+
+impl<'a> End<'a> {
+    pub(super) fn new(sum: &'a Sum, head: &Head) -> Self {
+        let head_sha256 = head_sha256(&serde_json::to_vec(head).unwrap_or_default());
+        Self {
+            end: EndFields { sum, head_sha256 },
+        }
+    }
 }
 
 /// The last line, as it is read: one of somebody's own may do without the checksum.
@@ -80,9 +106,20 @@ pub(super) struct End<'a> {
 pub struct Claim {
     pub documents: u64,
     pub sha256: Option<String>,
+    /// Of the first line.
+    head_sha256: Option<String>,
 }
 
 impl Claim {
+    pub(super) fn check_head(&self, found: &str) -> Result<(), InvalidInput> {
+        match &self.head_sha256 {
+            Some(claimed) if claimed != found => Err(InvalidInput::new(format!(
+                "the source is damaged: it says that its first line has the checksum {claimed}, and it has {found}"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     /// `None` for a line that is a document's.
     pub(super) fn parse(line: &[u8]) -> Result<Option<Self>, InvalidInput> {
         const LONGEST: usize = 512;
@@ -294,15 +331,9 @@ impl Summing {
     }
 
     pub(super) fn finish(self) -> Sum {
-        let sha256 = self
-            .hash
-            .finalize()
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
         Sum {
             documents: self.documents,
-            sha256,
+            sha256: hex(self.hash.finalize().as_slice()),
         }
     }
 }

@@ -406,6 +406,13 @@ async fn damaged_files_are_refused_with_the_line_at_fault() {
             with(3, &lines[3].replace("line 2", "line 7")),
             "the source is damaged",
         ),
+        (
+            with(
+                0,
+                &lines[0].replace("\"collection\":\"docs\"", "\"collection\":\"dogs\""),
+            ),
+            "the source is damaged: it says that its first line has the checksum",
+        ),
     ];
     for (number, (content, expected)) in cases.iter().enumerate() {
         std::fs::write(at("bad"), content).unwrap();
