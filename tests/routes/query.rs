@@ -126,6 +126,44 @@ async fn distances_go_from_zero_to_two() {
 }
 
 #[tokio::test]
+async fn ids_confine_a_search_to_these_documents() {
+    let server = with_documents(300).await;
+    let query: Vec<f64> = serde_json::from_value(vector(7)).unwrap();
+    let far: Vec<(String, f64)> = by_brute_force(300, &query, |n| n % 50 == 3);
+    let mut asked: Vec<String> = far.iter().rev().map(|(id, _)| id.clone()).collect();
+    asked.extend(["gone".to_owned(), asked[0].clone()]);
+    let search = async |body: Value| {
+        let mut whole = json!({"query_embedding": query, "top_k": 9, "ids": asked});
+        whole
+            .as_object_mut()
+            .unwrap()
+            .extend(body.as_object().unwrap().clone());
+        server.post("/collections/c/query", whole).await.ok()["results"].clone()
+    };
+    let found = search(json!({})).await;
+    let expected: Vec<&str> = far.iter().map(|(id, _)| id.as_str()).collect();
+    assert_eq!(ids(&found), expected);
+    for (result, (_, distance)) in found.as_array().unwrap().iter().zip(&far) {
+        assert!((result["distance"].as_f64().unwrap() - distance).abs() < 1e-5);
+    }
+    assert_eq!(ids(&search(json!({"top_k": 2})).await), expected[..2]);
+    assert_eq!(ids(&search(json!({"where": {"n": 103}})).await), ["d103"]);
+    assert!(ids(&search(json!({"ids": []})).await).is_empty());
+    assert!(ids(&search(json!({"ids": ["gone"]})).await).is_empty());
+    let by_word = json!({"mode": "hybrid", "query": "text", "ids": ["d3", "d4"]});
+    let found = search(by_word).await;
+    let mut both = ids(&found);
+    both.sort_unstable();
+    assert_eq!(both, ["d3", "d4"]);
+    let by_word = json!({"mode": "keyword", "query": "number text 3", "ids": ["d3", "d4"]});
+    assert!(
+        ids(&search(by_word).await)
+            .iter()
+            .all(|id| ["d3", "d4"].contains(id))
+    );
+}
+
+#[tokio::test]
 async fn max_distance_leaves_out_what_is_farther() {
     let server = with_documents(100).await;
     let query: Vec<f64> = serde_json::from_value(vector(7)).unwrap();
@@ -197,6 +235,9 @@ async fn what_cannot_be_asked_is_refused() {
             json!({"query_embedding": q, "max_distance": "near"}),
             "'max_distance",
         ),
+        (json!({"query_embedding": q, "ids": "d3"}), "'ids"),
+        (json!({"query_embedding": q, "ids": [""]}), "'ids'"),
+        (json!({"query_embedding": q, "ids": vec!["d"; 1001]}), "1000"),
         (json!({"query_embedding": q, "mode": "sparse"}), "'sparse'"),
         (json!({"query_embedding": q, "mode": "Dense"}), "'Dense'"),
         (json!({"query_embedding": q, "mode": 1}), "'mode"),

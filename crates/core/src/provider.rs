@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::collection::{Collection, CollectionName};
-use crate::document::{Added, Document, Metadata, NewDocument};
+use crate::document::{Added, Document, DocumentId, Metadata, NewDocument};
 use crate::error::InvalidInput;
 use crate::filter::Filter;
 use crate::model::{ModelError, ModelIdentity};
@@ -132,6 +132,8 @@ pub struct ProviderQuery {
     pub vector_by: Option<ModelIdentity>,
     pub top_k: usize,
     pub filter: Filter,
+    /// Only these documents. A server of other make may not know how to, and answer with others too.
+    pub among: Option<Vec<DocumentId>>,
     pub max_distance: Option<f32>,
     /// The other fields of the request (`mode`, `rerank`, `expand`, `explain`), as sent. A backend
     /// that cannot do what one of them asks refuses it by name, or says so in the warnings.
@@ -287,6 +289,27 @@ impl ErrorAnswer {
                 .is_ok_and(|body| body.get("detail").is_some_and(Value::is_string))
         };
         self.status == 503 && self.retry_after.is_none() && gives_its_reason()
+    }
+
+    /// It does not take our key. Google says so with a 400.
+    pub fn refuses_our_key(&self) -> bool {
+        let names_the_key = || {
+            let body: Value = serde_json::from_slice(&self.body).unwrap_or_default();
+            let reasons = body.pointer("/error/details").and_then(Value::as_array);
+            let starts = |said: Option<&str>, word: &str| {
+                said.is_some_and(|said| said.to_ascii_lowercase().starts_with(word))
+            };
+            starts(self.message().as_deref(), "api key")
+                || reasons
+                    .into_iter()
+                    .flatten()
+                    .any(|detail| starts(detail["reason"].as_str(), "api_key_"))
+        };
+        match self.status {
+            401 | 403 => true,
+            400 => names_the_key(),
+            _ => false,
+        }
     }
 
     /// What the service says went wrong, where it says so in a shape we know.

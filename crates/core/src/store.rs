@@ -205,6 +205,8 @@ pub struct SearchRequest {
     /// Rank by BM25 of these words.
     pub text: Option<String>,
     pub filter: Filter,
+    /// Only these documents; one that is not there is as one that does not match.
+    pub among: Option<Vec<DocumentId>>,
     pub limit: usize,
     /// Leave out documents farther than this from `vector`.
     pub max_distance: Option<f32>,

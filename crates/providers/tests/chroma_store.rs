@@ -213,6 +213,7 @@ async fn answers_are_those_of_the_embedded_store(server: &ChromaServer) {
         let found = pair.chroma.document(&pair.docs, &gone(id)).await.unwrap();
         assert_eq!(found, pair.sqlite.document(&pair.docs, &gone(id)).await.unwrap());
     }
+    let few: Vec<_> = ["d44", "d3", "nobody", "d10", "d21"].map(gone).to_vec();
     for filter in &filters[..6] {
         for (vector, text) in [
             (Some(vec![1.0, 0.8, 0.2]), None),
@@ -221,8 +222,14 @@ async fn answers_are_those_of_the_embedded_store(server: &ChromaServer) {
             (None, Some("unheard")),
             (Some(vec![-1.0, 0.3, 0.0]), Some("mirrors and a telescope")),
         ] {
-            for max_distance in [None, Some(0.6)] {
+            for (max_distance, among) in [
+                (None, None),
+                (Some(0.6), None),
+                (None, Some(&few)),
+                (Some(0.6), Some(&few)),
+            ] {
                 let request = SearchRequest {
+                    among: among.cloned(),
                     vector: vector.clone(),
                     text: text.map(str::to_owned),
                     filter: Filter::parse(filter).unwrap(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ragstone_core::collection::{Collection, CollectionName};
-use ragstone_core::document::{Document, check_vector};
+use ragstone_core::document::{Document, DocumentId, check_vector};
 use ragstone_core::error::InvalidInput;
 use ragstone_core::filter::Filter;
 use ragstone_core::fusion::{FusionWeights, RankTrail, StageRank};
@@ -66,6 +66,8 @@ pub struct Query {
     pub top_k: usize,
     pub top_k_of: TopK,
     pub filter: Filter,
+    /// Only these documents.
+    pub among: Option<Vec<DocumentId>>,
     pub max_distance: Option<f32>,
     pub mode: Mode,
     pub weights: FusionWeights,
@@ -284,6 +286,7 @@ async fn find(
             query.text.clone()
         },
         filter: query.filter.clone(),
+        among: query.among.clone(),
         limit,
         max_distance: query.max_distance,
         weights: query.weights,

@@ -117,6 +117,8 @@ impl Drop for ReadTransaction<'_> {
 
 /// A collection in one state: its row, and the snapshot of the same version.
 pub(crate) struct View {
+    /// What its rows are known by.
+    pub(crate) key: i64,
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) collection: Collection,
 }
@@ -210,6 +212,7 @@ impl Head {
             None => CollectionName::parse(self.name).map_err(|e| Error::Damaged(e.to_string()))?,
         };
         Ok(View {
+            key: self.id,
             collection: Collection {
                 name,
                 count: snapshot.count(),

@@ -8,7 +8,7 @@ use ragstone_core::store::{SearchHit, SearchOutcome, SearchRequest, StageTime};
 use ragstone_core::vector::normalise;
 use ragstone_core::{Document, DocumentId, Metadata};
 use roaring::RoaringBitmap;
-use rusqlite::Connection;
+use rusqlite::{Connection, OptionalExtension};
 
 use crate::error::{Error, Result};
 use crate::index::Snapshot;
@@ -46,7 +46,10 @@ pub(crate) fn search(
             });
         }
     }
-    let candidates = clock.time("filter", || snapshot.matching(&request.filter));
+    let mut candidates = clock.time("filter", || snapshot.matching(&request.filter));
+    if let Some(ids) = &request.among {
+        *candidates.to_mut() &= slots_of(connection, &view, ids)?;
+    }
     let ranked = rank(snapshot, &candidates, &request, &mut clock);
     let mut hits = clock.time("fetch", || {
         ranked
@@ -77,6 +80,20 @@ pub(crate) fn search(
         collection: view.collection,
         stages: clock.stages,
     })
+}
+
+/// Where the documents of these ids stand, as far as they are there.
+fn slots_of(connection: &Connection, view: &View, ids: &[DocumentId]) -> Result<RoaringBitmap> {
+    let mut find =
+        connection.prepare_cached("SELECT rowid FROM documents WHERE collection = ?1 AND id = ?2")?;
+    let mut slots = RoaringBitmap::new();
+    for id in ids {
+        let rowid = find
+            .query_row((view.key, id.as_str()), |row| row.get(0))
+            .optional()?;
+        slots.extend(rowid.and_then(|rowid| view.snapshot.slot(rowid)));
+    }
+    Ok(slots)
 }
 
 fn rank(

@@ -32,7 +32,11 @@ pub(super) fn order(request: &Request) -> Order {
     }
 }
 
-pub(super) fn merge(request: &Request, found: Vec<Vec<Result<ProviderAnswer, ProviderError>>>) -> Collected {
+/// Also gives the thresholds of each collection, in their order.
+pub(super) fn merge(
+    request: &Request,
+    found: Vec<Vec<Result<ProviderAnswer, ProviderError>>>,
+) -> (Collected, Vec<Thresholds>) {
     let mut merged = Merged::default();
     for (target, answers) in request.targets.iter().zip(found) {
         merged.take(request, target, answers);
@@ -40,6 +44,7 @@ pub(super) fn merge(request: &Request, found: Vec<Vec<Result<ProviderAnswer, Pro
     let Merged {
         mut hits,
         rankings,
+        thresholds,
         warnings,
     } = merged;
     match order(request) {
@@ -54,13 +59,14 @@ pub(super) fn merge(request: &Request, found: Vec<Vec<Result<ProviderAnswer, Pro
             hits.extend(places.into_iter().flatten());
         }
     }
-    Collected {
+    let collected = Collected {
         grade: Grade::None,
         hits,
         reranked: false,
         warnings,
         embedding_cache_hits: 0,
-    }
+    };
+    (collected, thresholds)
 }
 
 /// With one query, what its rankings have in common counts; of several, one is right.
@@ -85,6 +91,7 @@ fn nearer(a: &CollectedHit, b: &CollectedHit) -> Ordering {
 struct Merged {
     hits: Vec<CollectedHit>,
     rankings: Vec<QueryRankings>,
+    thresholds: Vec<Thresholds>,
     warnings: Vec<String>,
 }
 
@@ -194,6 +201,7 @@ impl Merged {
                 }
             }
         }
+        self.thresholds.push(thresholds.unwrap_or_default());
         said.sort();
         said.dedup();
         let place = format!("{}/{}", target.service.name, target.name);
@@ -215,7 +223,7 @@ fn collected(target: &Target, hit: ProviderHit, thresholds: Thresholds) -> Colle
 }
 
 /// A hit of another wording than the reported one, which did not find it among its own. How far it is
-/// from that is not known, only that others are nearer, so nothing is claimed of it.
+/// from that has yet to be measured.
 fn found_otherwise(target: &Target, hit: ProviderHit) -> CollectedHit {
     let mut extra = hit.extra;
     extra.remove(KEYWORD_SCORE);

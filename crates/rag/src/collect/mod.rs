@@ -6,6 +6,7 @@
 
 mod finish;
 mod grade;
+mod measure;
 mod merge;
 mod strategy;
 mod vectors;
@@ -117,13 +118,14 @@ pub async fn collect(models: &Models, request: &Request) -> Result<Collected, Pr
     if let Some(error) = failed_altogether(&mut found) {
         return Err(error);
     }
-    let mut collected = merge::merge(request, found);
+    let (mut collected, thresholds) = merge::merge(request, found);
     collected.warnings.extend(request.plan.warnings.iter().cloned());
     collected.embedding_cache_hits = vectors.iter().map(QueryVectors::report_hits).sum();
     if request.rerank {
         finish::rerank(models, request, &mut collected).await;
     }
     collected.hits.truncate(request.top_k);
+    measure::measure(request, &vectors, &thresholds, &mut collected.hits).await;
     let grades = collected.hits.iter().map(|hit| hit.grade);
     collected.grade = grades.max().unwrap_or(Grade::None);
     if let Some(expand) = &request.expand {

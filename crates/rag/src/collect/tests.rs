@@ -342,6 +342,51 @@ async fn distances_and_grades_are_those_to_the_reported_wording() {
     assert_eq!(collected.grade, Grade::None);
 }
 
+/// The reported wording has so many nearer ones that it does not find the other's best by itself.
+#[tokio::test]
+async fn a_hit_of_another_wording_is_measured_from_the_reported_one() {
+    use ragstone_core::conversation::QueryVariant;
+    let parts = parts(Models::new(vec![WordEmbedder::new("words")], None));
+    let mut texts = vec!["stone wall".to_owned()];
+    texts.extend((0..DEPTH_AT_MOST + 50).map(|n| format!("apple number {n}")));
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let metadata = json!({"embedding_model": "words", "match_threshold": 1.9});
+    parts.collection("a", metadata, &texts).await;
+    let wording = |text: &str, weight: f64| QueryVariant {
+        text: text.to_owned(),
+        keywords: text.to_owned(),
+        weight,
+        alone: false,
+    };
+    for (service, mode) in [(LOCAL, ModeChoice::Best), ("far", ModeChoice::Given(Mode::Dense))] {
+        let targets = vec![target(&parts, service, "a")];
+        let asked = Request {
+            plan: Plan {
+                queries: vec![wording("stone wall", 0.9), wording("apple number", 0.1)],
+                reported: 1,
+                ..by_topic("apple number", None, None)
+            },
+            mode,
+            ..request(&parts, "apple number", targets.clone())
+        };
+        let collected = collect(&parts.service.models, &asked).await;
+        assert_eq!(collected.hits[0].document.text, "stone wall");
+        let all = Request {
+            top_k: texts.len(),
+            ..request(&parts, "apple number", targets)
+        };
+        let all = collect(&parts.service.models, &all).await.hits;
+        let alone = all.iter().find(|hit| hit.document.text == "stone wall").unwrap();
+        assert!(alone.distance.is_some());
+        let measured = &collected.hits[0];
+        assert_eq!(
+            (measured.distance, measured.score, measured.grade),
+            (alone.distance, alone.score, alone.grade)
+        );
+        assert_eq!(measured.grade, Grade::Match, "by the threshold of its collection");
+    }
+}
+
 /// The verdict is on what is given out.
 #[tokio::test]
 async fn the_result_is_that_of_the_best_hit_returned() {

@@ -284,6 +284,7 @@ async fn queried(
         vector: None,
         top_k: TOP_K,
         top_k_of: TopK::default(),
+        among: None,
         filter: Filter::default(),
         max_distance: None,
         mode: Mode::Hybrid,

@@ -60,6 +60,7 @@ pub async fn evaluate_mode(
             vector: None,
             top_k: DEPTH,
             top_k_of: TopK::default(),
+            among: None,
             filter: Filter::default(),
             max_distance: None,
             mode: setting.mode,

@@ -1,12 +1,12 @@
 //! `/query`: search over one collection or several.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
 use ragstone_core::collection::{CollectionName, shorten};
-use ragstone_core::document::Metadata;
+use ragstone_core::document::{DocumentId, Metadata};
 use ragstone_core::error::InvalidInput;
 use ragstone_core::filter::Filter;
 use ragstone_core::fusion::{FusionWeights, StageRank};
@@ -23,6 +23,7 @@ use super::state::{AppState, Limits};
 
 const DEFAULT_TOP_K: i64 = 3;
 pub(super) const MAX_COLLECTIONS: usize = 64;
+const MAX_IDS: usize = 1000;
 
 #[derive(Deserialize, ToSchema)]
 #[schema(example = json!({"collection": "manuals", "query": "how long are logs kept?", "top_k": 5, "mode": "hybrid", "where": {"chapter": 1}}))]
@@ -48,6 +49,8 @@ pub(super) struct QueryBody {
     #[serde(rename = "where")]
     #[schema(value_type = Option<Object>)]
     filter: Option<Value>,
+    /// Only these documents, at most 1000; one that is not there is left out.
+    ids: Option<Vec<String>>,
     /// Leave out results with a larger distance; 0 or absent means off.
     max_distance: Option<f32>,
     /// `dense` (default), `keyword` or `hybrid`.
@@ -105,6 +108,21 @@ pub(super) fn check_top_k(top_k: i64, limits: &Limits) -> Result<usize, InvalidI
         .ok()
         .filter(|k| (1..=limits.top_k).contains(k))
         .ok_or_else(|| InvalidInput::new(format!("'top_k' must be from 1 to {}, not {top_k}", limits.top_k)))
+}
+
+/// The documents that a search is confined to.
+fn among(ids: Vec<String>) -> Result<Vec<DocumentId>, InvalidInput> {
+    if ids.len() > MAX_IDS {
+        return Err(InvalidInput::new(format!(
+            "'ids' has {} ids; at most {MAX_IDS} are allowed",
+            ids.len()
+        )));
+    }
+    let unique: BTreeSet<String> = ids.into_iter().collect();
+    unique
+        .into_iter()
+        .map(|id| DocumentId::parse(id).map_err(|error| InvalidInput::new(format!("'ids': {error}"))))
+        .collect()
 }
 
 /// What is searched: one collection, or several as they were written and as they were understood.
@@ -166,6 +184,7 @@ impl QueryBody {
             vector_by: None,
             top_k: query.top_k,
             filter: query.filter,
+            among: query.among,
             max_distance: query.max_distance,
             options,
         })
@@ -206,6 +225,7 @@ impl QueryBody {
                 TopK::AllTogether
             },
             filter: Filter::parse(&self.filter.unwrap_or(Value::Null))?,
+            among: self.ids.map(among).transpose()?,
             max_distance,
             mode: self.mode.as_deref().map_or(Ok(Mode::Dense), Mode::parse)?,
             weights,

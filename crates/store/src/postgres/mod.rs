@@ -7,6 +7,8 @@
 mod encode;
 mod inspect;
 mod keeper;
+mod last_seen;
+mod nearest;
 mod outage;
 mod pool;
 mod read;
@@ -91,6 +93,7 @@ pub struct PostgresStore {
     readers: Pool,
     writers: Pool,
     thresholds: Thresholds,
+    last_seen: last_seen::LastSeen,
     discarded: Arc<Notify>,
     keeper: JoinHandle<()>,
     outage: Outage,
@@ -114,6 +117,7 @@ impl PostgresStore {
             readers,
             writers,
             thresholds: options.thresholds,
+            last_seen: last_seen::LastSeen::default(),
             discarded,
             keeper: tokio::spawn(keeper.keep()),
             outage: Outage::default(),
@@ -200,7 +204,7 @@ impl Store for PostgresStore {
     }
 
     async fn collection(&self, name: &CollectionName) -> Result<Collection, StoreError> {
-        self.read(|| async { Ok(read::view(&self.readers, name).await?.1.collection) })
+        self.read(|| async { Ok(read::view(&self.readers, name, None).await?.1.collection) })
             .await
     }
 
@@ -285,7 +289,7 @@ impl Store for PostgresStore {
         name: &CollectionName,
         request: SearchRequest,
     ) -> Result<SearchOutcome, StoreError> {
-        self.read(|| search::search(&self.readers, self.thresholds, name, &request))
+        self.read(|| search::search(&self.readers, &self.last_seen, self.thresholds, name, &request))
             .await
     }
 

@@ -1,15 +1,17 @@
 //! Connections: pooled, with deadlines, and never given back in the middle of something.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use deadpool_postgres::{Hook, HookError, Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
+use deadpool_postgres::{
+    Hook, HookError, Manager, ManagerConfig, Object, Pool, QueueMode, RecyclingMethod, Runtime,
+};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls_platform_verifier::BuilderVerifierExt;
 use tokio_postgres::Row;
-use tokio_postgres::types::ToSql;
+use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::statement::Statement;
@@ -26,6 +28,9 @@ SET hnsw.max_scan_tuples = 40000;
 SET hnsw.scan_mem_multiplier = 4;
 SET jit = off;
 ";
+
+/// So many statements are kept ready on one connection; those of tables that are gone are among them.
+const PREPARED_AT_MOST: usize = 200;
 
 pub(super) struct PoolSize {
     pub(super) connections: usize,
@@ -46,6 +51,8 @@ pub(super) fn pool(url: &PostgresUrl, size: &PoolSize) -> Result<Pool> {
     let session = format!("{SESSION} SET statement_timeout = {}", size.statement.as_millis());
     Pool::builder(manager)
         .max_size(size.connections)
+        // The one that was used last has what it needs at hand.
+        .queue_mode(QueueMode::Lifo)
         .wait_timeout(Some(size.wait))
         .create_timeout(Some(Duration::from_secs(5)))
         .recycle_timeout(Some(Duration::from_secs(5)))
@@ -91,18 +98,50 @@ pub(super) struct Session {
     connection: Option<Object>,
     /// How many statements have been sent and not answered.
     busy: AtomicUsize,
+    /// The answer to a statement that was sent before it was asked for.
+    ahead: Mutex<Option<Ahead>>,
+}
+
+struct Ahead {
+    sql: String,
+    answer: Result<Vec<Row>>,
 }
 
 impl Session {
     /// A transaction whose reads see one state and never wait for a writer; the state is that of the
-    /// statement it is begun with.
-    pub(super) async fn read(pool: &Pool, first: &Statement) -> Result<(Self, Vec<Row>)> {
+    /// statement it is begun with. `ahead` is what will likely be asked next: when it is, the answer is
+    /// there.
+    pub(super) async fn read(
+        pool: &Pool,
+        first: &Statement,
+        ahead: Option<&Statement>,
+    ) -> Result<(Self, Vec<Row>)> {
         let session = Self::on(pool).await?;
         let begin = session.batch("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY");
-        // Sent together, in this order: the first statement costs no further journey.
-        let (begun, rows) = futures::join!(begin, session.query(first));
+        let further = async {
+            match ahead {
+                Some(statement) => Some(session.query(statement).await),
+                None => None,
+            }
+        };
+        // Sent together, in this order: only the first of them is a journey.
+        let (begun, rows, further) = futures::join!(begin, session.query(first), further);
         begun?;
-        Ok((session, rows?))
+        let rows = rows?;
+        if let (Some(statement), Some(answer)) = (ahead, further) {
+            let sql = statement.sql.clone();
+            *session.ahead() = Some(Ahead { sql, answer });
+        }
+        Ok((session, rows))
+    }
+
+    fn ahead(&self) -> MutexGuard<'_, Option<Ahead>> {
+        self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was sent ahead cannot be answered, and nothing more will be in this transaction.
+    pub(super) fn failed_ahead(&self) -> bool {
+        self.ahead().as_ref().is_some_and(|ahead| ahead.answer.is_err())
     }
 
     pub(super) async fn write(pool: &Pool) -> Result<Self> {
@@ -115,6 +154,7 @@ impl Session {
         Ok(Self {
             connection: Some(pool.get().await?),
             busy: AtomicUsize::new(0),
+            ahead: Mutex::default(),
         })
     }
 
@@ -130,13 +170,38 @@ impl Session {
     }
 
     pub(super) async fn query(&self, statement: &Statement) -> Result<Vec<Row>> {
+        let ahead = self.ahead().take_if(|ahead| ahead.sql == statement.sql);
+        if let Some(ahead) = ahead {
+            return ahead.answer;
+        }
+        let client = self.client()?;
         self.busy.fetch_add(1, Ordering::Relaxed);
-        let rows = self
-            .client()?
-            .query_typed(&statement.sql, &statement.parameters())
-            .await;
+        let rows = if statement.recurs() {
+            Self::query_prepared(client, statement).await
+        } else {
+            client.query_typed(&statement.sql, &statement.parameters()).await
+        };
         self.busy.fetch_sub(1, Ordering::Relaxed);
         Ok(rows?)
+    }
+
+    async fn query_prepared(
+        client: &deadpool_postgres::Client,
+        statement: &Statement,
+    ) -> std::result::Result<Vec<Row>, tokio_postgres::Error> {
+        if client.statement_cache.size() > PREPARED_AT_MOST {
+            client.statement_cache.clear();
+        }
+        let parameters = statement.parameters();
+        let types: Vec<Type> = parameters.iter().map(|(_, kind)| kind.clone()).collect();
+        let values: Vec<&(dyn ToSql + Sync)> = parameters.iter().map(|(value, _)| *value).collect();
+        let prepared = client.prepare_typed_cached(&statement.sql, &types).await?;
+        let rows = client.query(&prepared, &values).await;
+        if rows.is_err() {
+            // Its table may be gone, and it with it.
+            client.statement_cache.remove(&statement.sql, &types);
+        }
+        rows
     }
 
     pub(super) async fn query_one(&self, statement: &Statement) -> Result<Row> {

@@ -60,11 +60,15 @@ pub(super) fn width(stored: Option<i32>) -> Option<usize> {
     stored.and_then(|width| usize::try_from(width).ok())
 }
 
-/// Begins to read a collection.
-pub(super) async fn view(pool: &Pool, name: &CollectionName) -> Result<(Session, View)> {
+/// Begins to read a collection. For `ahead` see [`Session::read`].
+pub(super) async fn view(
+    pool: &Pool,
+    name: &CollectionName,
+    ahead: Option<&Statement>,
+) -> Result<(Session, View)> {
     let mut find = Statement::new(COLLECTION);
-    find.push("name = ").text(name.as_str());
-    let (session, rows) = Session::read(pool, &find).await?;
+    find.push("name = ").text(name.as_str()).recurring();
+    let (session, rows) = Session::read(pool, &find, ahead).await?;
     match rows.first() {
         Some(row) => Ok((session, View::read(row)?)),
         None => Err(Error::CollectionNotFound(name.clone())),
@@ -74,12 +78,12 @@ pub(super) async fn view(pool: &Pool, name: &CollectionName) -> Result<(Session,
 pub(super) async fn collections(pool: &Pool) -> Result<Vec<Collection>> {
     let mut all = Statement::new(COLLECTION);
     all.push("name NOT LIKE '.%' ORDER BY name");
-    let (_session, rows) = Session::read(pool, &all).await?;
+    let (_session, rows) = Session::read(pool, &all, None).await?;
     rows.iter().map(|row| Ok(View::read(row)?.collection)).collect()
 }
 
 pub(super) async fn by_id(pool: &Pool, name: &CollectionName, ids: &[DocumentId]) -> Result<Vec<Document>> {
-    let (session, view) = view(pool, name).await?;
+    let (session, view) = view(pool, name, None).await?;
     let Some(table) = view.table else {
         return Ok(Vec::new());
     };
@@ -99,7 +103,7 @@ pub(super) async fn documents(
     filter: &Filter,
     page: Page,
 ) -> Result<DocumentPage> {
-    let (session, view) = view(pool, name).await?;
+    let (session, view) = view(pool, name, None).await?;
     let Some(table) = view.table else {
         return Ok(DocumentPage {
             documents: Vec::new(),
@@ -140,7 +144,7 @@ pub(super) fn read_document(row: &Row, first: usize) -> Result<Document> {
 }
 
 pub(super) async fn metadata_values(pool: &Pool, name: &CollectionName, field: &str) -> Result<Vec<Value>> {
-    let (session, view) = view(pool, name).await?;
+    let (session, view) = view(pool, name, None).await?;
     let Some(table) = view.table else {
         return Ok(Vec::new());
     };
@@ -159,7 +163,7 @@ pub(super) async fn metadata_values(pool: &Pool, name: &CollectionName, field: &
 const PAGE_BYTES: i64 = 8 << 20;
 
 pub(super) async fn export(pool: &Pool, name: &CollectionName, range: MovedRange) -> Result<MovedPage> {
-    let (session, view) = view(pool, name).await?;
+    let (session, view) = view(pool, name, None).await?;
     let Some(table) = view.table else {
         return Ok(MovedPage {
             documents: Vec::new(),
@@ -199,7 +203,7 @@ pub(super) async fn export(pool: &Pool, name: &CollectionName, range: MovedRange
 
 /// See [`ragstone_core::store::Store::vector_models`].
 pub(super) async fn vector_models(pool: &Pool, name: &CollectionName) -> Result<Vec<ModelIdentity>> {
-    let (session, view) = view(pool, name).await?;
+    let (session, view) = view(pool, name, None).await?;
     let Some(table) = view.table else {
         return Ok(Vec::new());
     };
@@ -240,7 +244,7 @@ pub(super) async fn health(pool: &Pool) -> Result<StoreHealth> {
                 (SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class
                  WHERE relnamespace = 'ragstone'::regnamespace AND relkind = 'r')",
     );
-    let (_session, rows) = Session::read(pool, &sizes).await?;
+    let (_session, rows) = Session::read(pool, &sizes, None).await?;
     let row = rows
         .first()
         .ok_or_else(|| Error::Damaged("a row is missing".into()))?;

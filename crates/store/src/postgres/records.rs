@@ -139,14 +139,14 @@ pub(super) async fn list(pool: &Pool, kind: &str, range: &RecordRange) -> Result
 }
 
 async fn read_all(pool: &Pool, statement: &Statement) -> Result<Vec<Record>> {
-    let (_session, rows) = Session::read(pool, statement).await?;
+    let (_session, rows) = Session::read(pool, statement, None).await?;
     rows.iter().map(read_record).collect()
 }
 
 pub(super) async fn counts(pool: &Pool, kind: &str) -> Result<RecordCounts> {
     let mut count = Statement::new("SELECT count(*), count(due) FROM ragstone.records WHERE kind = ");
     count.text(escape(kind));
-    let (_session, rows) = Session::read(pool, &count).await?;
+    let (_session, rows) = Session::read(pool, &count, None).await?;
     let row = rows
         .first()
         .ok_or_else(|| Error::Damaged("a row is missing".into()))?;

@@ -8,11 +8,13 @@ use ragstone_core::analysis::analyze_query;
 use ragstone_core::fusion::{RankTrail, StageRank, fuse};
 use ragstone_core::store::{SearchHit, SearchOutcome, SearchRequest};
 use ragstone_core::vector::normalise;
+use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::Thresholds;
 use super::encode::tsquery;
-use super::keeper::IndexKind;
+use super::last_seen::{LastSeen, Seen};
+use super::nearest::{Columns, Nearest, Way};
 use super::pool::Session;
 use super::read::{View, read_document, view};
 use super::siblings::Siblings;
@@ -21,10 +23,8 @@ use crate::error::{Error, Result};
 use crate::index::dense::distance;
 use crate::search::{StageClock, dense_score, fusion_depth};
 
-/// How many rows are drawn to estimate how many match.
-const SAMPLE: u64 = 1000;
-/// How many more than asked for the index gives, to be put in their exact order.
-const OVERSAMPLE: usize = 2;
+/// A sample of fewer rows tells too little to be used again.
+const WORTH_REMEMBERING: i64 = 200;
 
 /// A document's place, and how similar it is or how well its words fit.
 type Scored = (i64, f64);
@@ -34,13 +34,61 @@ struct Ranked {
     trail: RankTrail,
 }
 
+/// Begins to read a collection, and sends along what the search will begin with if the collection is
+/// still what it was: most searches are one journey to the database and back.
+async fn begin(
+    pool: &Pool,
+    guess: Option<&Seen>,
+    thresholds: Thresholds,
+    name: &CollectionName,
+    request: &SearchRequest,
+) -> Result<(Session, View)> {
+    let ahead = guess.and_then(|seen| {
+        let mut vector = request.vector.clone()?;
+        if request.limit == 0 || seen.dimensions != Some(vector.len()) {
+            return None;
+        }
+        normalise(&mut vector);
+        let way = Way::new(thresholds, seen, request);
+        Some(by_meaning(&seen.table, request, &vector).first(way, seen.count))
+    });
+    let begun = match view(pool, name, ahead.as_ref()).await {
+        Ok((session, _)) if session.failed_ahead() => None,
+        Err(Error::Postgres(error)) if ahead.is_some() && error.as_db_error().is_some() => None,
+        begun => Some(begun),
+    };
+    match begun {
+        Some(begun) => begun,
+        // Its table is another one by now, most likely.
+        None => view(pool, name, None).await,
+    }
+}
+
+/// The search by meaning that is all of a request, or the deeper one that is half of it.
+fn by_meaning<'a>(table: &'a str, request: &'a SearchRequest, vector: &'a [f32]) -> Nearest<'a> {
+    let (limit, columns) = match request.text {
+        None => (request.limit, Columns::Document),
+        Some(_) => (fusion_depth(request.limit), Columns::Place),
+    };
+    Nearest {
+        table,
+        request,
+        vector,
+        limit,
+        columns,
+    }
+}
+
 pub(super) async fn search(
     pool: &Pool,
+    last_seen: &LastSeen,
     thresholds: Thresholds,
     name: &CollectionName,
     request: &SearchRequest,
 ) -> Result<SearchOutcome> {
-    let (session, view) = view(pool, name).await?;
+    let guess = last_seen.get(name, &request.filter);
+    let (session, view) = begin(pool, guess.as_ref(), thresholds, name, request).await?;
+    last_seen.note(&view);
     let vector = unit_vector(name, &view, request)?;
     let mut clock = StageClock::default();
     let mut hits = Vec::new();
@@ -55,9 +103,13 @@ pub(super) async fn search(
             request,
             thresholds,
             vector: vector.as_deref(),
+            share: guess
+                .filter(|seen| seen.table == *table)
+                .and_then(|seen| seen.share),
+            last_seen,
         };
-        let ranked = search.rank(&mut clock).await?;
-        hits = clock.time_async("fetch", search.fetch(&ranked)).await?;
+        let ranked;
+        (ranked, hits) = search.hits(&mut clock).await?;
         if let Some(request) = &request.siblings {
             let siblings = Siblings::new(&session, table, request);
             let expanded = expand(siblings, &ranked, &mut hits);
@@ -104,19 +156,63 @@ struct Search<'a> {
     thresholds: Thresholds,
     /// Of length one.
     vector: Option<&'a [f32]>,
+    /// How many of all documents match, where a search of late found that out.
+    share: Option<f64>,
+    last_seen: &'a LastSeen,
 }
 
 impl Search<'_> {
+    /// The hits, and where each stands in the table.
+    async fn hits(&self, clock: &mut StageClock) -> Result<(Vec<Ranked>, Vec<SearchHit>)> {
+        if let (Some(nearest), None) = (self.by_meaning(), &self.request.text) {
+            return clock.time_async("dense", self.dense_hits(&nearest)).await;
+        }
+        let ranked = self.rank(clock).await?;
+        let hits = clock.time_async("fetch", self.fetch(&ranked)).await?;
+        Ok((ranked, hits))
+    }
+
+    fn by_meaning(&self) -> Option<Nearest<'_>> {
+        Some(by_meaning(self.table, self.request, self.vector?))
+    }
+
+    async fn dense_hits(&self, nearest: &Nearest<'_>) -> Result<(Vec<Ranked>, Vec<SearchHit>)> {
+        let rows = self.nearest(nearest).await?;
+        let (mut ranked, mut hits) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
+        for row in rows {
+            let similarity = similarity(row.try_get(1)?);
+            let distance = distance(similarity);
+            if self
+                .request
+                .max_distance
+                .is_some_and(|farthest| distance > farthest)
+            {
+                continue;
+            }
+            let trail = RankTrail {
+                dense: Some(StageRank {
+                    rank: hits.len() + 1,
+                    score: dense_score(similarity),
+                }),
+                ..RankTrail::default()
+            };
+            ranked.push(Ranked {
+                place: row.try_get(0)?,
+                trail,
+            });
+            hits.push(SearchHit {
+                document: read_document(&row, 2)?,
+                distance: Some(distance),
+                trail,
+                siblings: None,
+            });
+        }
+        Ok((ranked, hits))
+    }
+
     async fn rank(&self, clock: &mut StageClock) -> Result<Vec<Ranked>> {
         let limit = self.request.limit;
-        match (self.vector, &self.request.text) {
-            (Some(vector), None) => {
-                let found = clock.time_async("dense", self.dense(vector, limit)).await?;
-                Ok(only(found, |stage| RankTrail {
-                    dense: Some(stage),
-                    ..RankTrail::default()
-                }))
-            }
+        match (self.by_meaning(), &self.request.text) {
             (None, Some(text)) => {
                 let found = clock.time_async("keyword", self.keyword(text, limit)).await?;
                 Ok(only(found, |stage| RankTrail {
@@ -124,23 +220,23 @@ impl Search<'_> {
                     ..RankTrail::default()
                 }))
             }
-            (Some(vector), Some(text)) => {
-                let depth = fusion_depth(limit);
-                let dense = clock.time_async("dense", self.dense(vector, depth)).await?;
+            (Some(nearest), Some(text)) => {
+                let depth = nearest.limit;
+                let dense = clock.time_async("dense", self.dense(&nearest)).await?;
                 let keyword = clock.time_async("keyword", self.keyword(text, depth)).await?;
                 let fused = clock.time("fusion", || fuse(&dense, &keyword, self.request.weights));
                 let ranked = fused.into_iter().take(limit);
                 Ok(ranked.map(|(place, trail)| Ranked { place, trail }).collect())
             }
-            (None, None) => Ok(Vec::new()),
+            (_, None) => Ok(Vec::new()),
         }
     }
 
-    async fn dense(&self, vector: &[f32], limit: usize) -> Result<Vec<Scored>> {
-        let mut found = match self.index_to_use().await? {
-            Some(index) => self.nearest_by_index(vector, limit, index).await?,
-            None => self.nearest_of_all(vector, limit).await?,
-        };
+    async fn dense(&self, nearest: &Nearest<'_>) -> Result<Vec<Scored>> {
+        let mut found: Vec<(i64, f32)> = Vec::with_capacity(nearest.limit);
+        for row in self.nearest(nearest).await? {
+            found.push((row.try_get(0)?, similarity(row.try_get(1)?)));
+        }
         if let Some(farthest) = self.request.max_distance {
             found.retain(|(_, similarity)| distance(*similarity) <= farthest);
         }
@@ -150,79 +246,40 @@ impl Search<'_> {
             .collect())
     }
 
-    /// The index, where it is worth to go through it.
-    async fn index_to_use(&self) -> Result<Option<IndexKind>> {
-        let count = self.view.collection.count;
-        let index = self.view.collection.dimensions.and_then(IndexKind::of);
-        if count < self.thresholds.index_from || index.is_none() {
-            return Ok(None);
+    /// The nearest documents, nearest first.
+    async fn nearest(&self, nearest: &Nearest<'_>) -> Result<Vec<Row>> {
+        let collection = &self.view.collection;
+        let seen = Seen {
+            table: self.table.to_owned(),
+            dimensions: collection.dimensions,
+            count: collection.count,
+            share: self.share,
+        };
+        let mut way = Way::new(self.thresholds, &seen, self.request);
+        if let Way::Sample = way {
+            let sample = nearest.first(way, seen.count);
+            let row = self.session.query_one(&sample).await?;
+            let (drawn, matching): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
+            let share = matching as f64 / drawn.max(1) as f64;
+            if drawn >= WORTH_REMEMBERING {
+                self.last_seen
+                    .note_share(&collection.name, &self.request.filter, share);
+            }
+            let seen = Seen {
+                share: Some(share),
+                ..seen
+            };
+            way = Way::new(self.thresholds, &seen, self.request);
         }
-        if self.request.filter.is_everything() {
-            return Ok(index);
+        if let Way::Index(index) = way {
+            let found = self.session.query(&nearest.by_index(index)).await?;
+            let possible = usize::try_from(collection.count).unwrap_or(usize::MAX);
+            // With fewer, it gave up on the way, or so few match: only a look at all of them can tell.
+            if found.len() >= nearest.limit.min(possible) {
+                return Ok(found);
+            }
         }
-        let percent = 100.0 * SAMPLE as f64 / count as f64;
-        let mut sample = Statement::new("SELECT count(*), count(*) FILTER (WHERE ");
-        sample
-            .filter(&self.request.filter)
-            .push(&format!(") FROM {} TABLESAMPLE SYSTEM (", self.table))
-            .bind(percent.min(100.0) as f32, Type::FLOAT4)
-            .push(")");
-        let row = self.session.query_one(&sample).await?;
-        let (drawn, matching): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
-        let expected = count as f64 * matching as f64 / drawn.max(1) as f64;
-        Ok(index.filter(|_| expected > self.thresholds.exact_up_to as f64))
-    }
-
-    /// Looks at every document that matches.
-    async fn nearest_of_all(&self, vector: &[f32], limit: usize) -> Result<Vec<(i64, f32)>> {
-        let mut nearest = Statement::new("WITH found AS MATERIALIZED (SELECT place, embedding <#> ");
-        nearest
-            .bind(vector.to_vec(), Type::FLOAT4_ARRAY)
-            .push(&format!("::vector AS far FROM {} WHERE ", self.table))
-            .filter(&self.request.filter)
-            .push(") SELECT place, far FROM found ORDER BY far, place")
-            .limit(limit);
-        self.read_nearest(&nearest).await
-    }
-
-    /// Walks through the index until enough documents match. The walk is only roughly in order.
-    async fn nearest_by_index(
-        &self,
-        vector: &[f32],
-        limit: usize,
-        index: IndexKind,
-    ) -> Result<Vec<(i64, f32)>> {
-        let mut nearest = Statement::default();
-        let near = nearest.remember(vector.to_vec(), Type::FLOAT4_ARRAY);
-        let near = format!("{near}::vector");
-        nearest
-            .push(&format!(
-                "WITH found AS MATERIALIZED (SELECT place, embedding <#> {near} AS far FROM {} WHERE ",
-                self.table
-            ))
-            .filter(&self.request.filter)
-            .push(&format!(
-                " ORDER BY {} <#> {}",
-                index.expression("embedding"),
-                index.expression(&near)
-            ))
-            .limit(limit.saturating_mul(OVERSAMPLE))
-            .push(") SELECT place, far FROM found ORDER BY far, place")
-            .limit(limit);
-        let found = self.read_nearest(&nearest).await?;
-        let possible = usize::try_from(self.view.collection.count).unwrap_or(usize::MAX);
-        if found.len() < limit.min(possible) {
-            // It gave up on the way, or so few match: only a look at all of them can tell.
-            return self.nearest_of_all(vector, limit).await;
-        }
-        Ok(found)
-    }
-
-    async fn read_nearest(&self, statement: &Statement) -> Result<Vec<(i64, f32)>> {
-        let rows = self.session.query(statement).await?;
-        rows.iter()
-            .map(|row| Ok((row.try_get(0)?, similarity(row.try_get(1)?))))
-            .collect()
+        self.session.query(&nearest.of_all()).await
     }
 
     /// BM25 with the constants of the embedded store. How often a word is in a document is what
@@ -246,7 +303,7 @@ impl Search<'_> {
                      SELECT place, words, word, weight,
                             ts_rank_cd('{1,1,1,1}', terms, word)::float8 AS count, (",
             )
-            .filter(&self.request.filter)
+            .matching(self.request)
             .push(&format!(
                 ") AS matches FROM wanted JOIN {table} ON terms @@ word), known AS (
                      SELECT word, ln(1 + ("

@@ -2,6 +2,7 @@
 
 use ragstone_core::Filter;
 use ragstone_core::filter::{Comparison, Scalar, Test};
+use ragstone_core::store::SearchRequest;
 use serde_json::json;
 use tokio_postgres::types::{ToSql, Type};
 
@@ -14,6 +15,8 @@ const MAX_INDEXED: usize = 64;
 #[derive(Default)]
 pub(super) struct Statement {
     pub(super) sql: String,
+    /// It comes again and again, with other values, and is best carried out the same way each time.
+    recurs: bool,
     values: Vec<(Box<dyn ToSql + Sync + Send>, Type)>,
 }
 
@@ -21,8 +24,19 @@ impl Statement {
     pub(super) fn new(sql: impl Into<String>) -> Self {
         Self {
             sql: sql.into(),
+            recurs: false,
             values: Vec::new(),
         }
+    }
+
+    /// Lets the database keep how it carries this statement out.
+    pub(super) fn recurring(&mut self) -> &mut Self {
+        self.recurs = true;
+        self
+    }
+
+    pub(super) fn recurs(&self) -> bool {
+        self.recurs
     }
 
     pub(super) fn push(&mut self, sql: &str) -> &mut Self {
@@ -56,6 +70,11 @@ impl Statement {
             .number(i64::try_from(limit).unwrap_or(i64::MAX))
     }
 
+    /// As part of the text: how many rows are wanted decides how they are best found.
+    pub(super) fn fixed_limit(&mut self, limit: usize) -> &mut Self {
+        self.push(&format!(" LIMIT {limit}"))
+    }
+
     pub(super) fn parameters(&self) -> Vec<(&(dyn ToSql + Sync), Type)> {
         self.values
             .iter()
@@ -70,6 +89,21 @@ impl Statement {
             Filter::Any(parts) => self.joined(parts, " OR ", "FALSE"),
             Filter::Not(part) => self.push("NOT (").filter(part).push(")"),
             Filter::Field { name, test } => self.test(name, test),
+        }
+    }
+
+    /// The documents that a search is for.
+    pub(super) fn matching(&mut self, request: &SearchRequest) -> &mut Self {
+        match &request.among {
+            None => self.filter(&request.filter),
+            Some(ids) => {
+                let ids: Vec<String> = ids.iter().map(|id| escape(id.as_str()).into_owned()).collect();
+                self.push("id = ANY (")
+                    .bind(ids, Type::TEXT_ARRAY)
+                    .push(") AND (")
+                    .filter(&request.filter)
+                    .push(")")
+            }
         }
     }
 

@@ -147,6 +147,59 @@ async fn emptying_lets_go_of_the_table() {
 }
 
 /// The nearest ten, by looking at everything here.
+/// A search sends along what it will likely need, by what the last one saw; here that is wrong each time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collection_that_another_process_replaced_is_searched_as_it_is() {
+    let url = new_database().await;
+    let (here, there) = (open_eager(&url).await, open_eager(&url).await);
+    let docs = name("docs");
+    let search = async |width: usize, text: Option<&str>| {
+        let mut vector = vec![0.5; width];
+        vector[0] = 1.0;
+        let request = SearchRequest {
+            vector: Some(vector),
+            text: text.map(str::to_owned),
+            limit: 3,
+            ..SearchRequest::default()
+        };
+        let outcome = here.search(&docs, request).await?;
+        let found = outcome.hits.iter().map(|hit| hit.document.id.as_str());
+        Ok::<_, StoreError>(found.collect::<Vec<_>>().join(" "))
+    };
+    there.create_collection(&docs, Metadata::new()).await.unwrap();
+    assert_eq!(search(2, None).await.unwrap(), "");
+    for round in 0..3 {
+        for (width, at) in [(2, "two"), (3, "three")] {
+            let mut vector = vec![0.0; width];
+            vector[0] = 1.0;
+            let id = format!("{at}-{round}");
+            let document = stored(&id, "some text", json!({}), &vector);
+            there.upsert(&docs, batch(vec![document])).await.unwrap();
+            assert_eq!(search(width, None).await.unwrap(), id);
+            assert_eq!(search(width, Some("text")).await.unwrap(), id);
+            let refused = search(5, None).await;
+            assert!(
+                matches!(refused, Err(StoreError::DimensionMismatch { expected, .. }) if expected == width)
+            );
+            match round {
+                // The table goes, with the collection or without it.
+                0 => {
+                    there.empty(&docs).await.unwrap();
+                    assert_eq!(search(width, None).await.unwrap(), "");
+                }
+                _ => {
+                    there.delete_collection(&docs).await.unwrap();
+                    if round == 1 {
+                        let gone = search(width, None).await;
+                        assert!(matches!(gone, Err(StoreError::CollectionNotFound(_))));
+                    }
+                    there.create_collection(&docs, Metadata::new()).await.unwrap();
+                }
+            }
+        }
+    }
+}
+
 fn nearest(vectors: &[Vec<f32>], query: &[f32], passes: impl Fn(usize) -> bool) -> BTreeSet<String> {
     let cosine = |a: &[f32], b: &[f32]| {
         let dot = |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(x, y)| x * y).sum::<f32>();

@@ -7,7 +7,7 @@ use ragstone_core::provider::{ProviderAnswer, ProviderError, ProviderHit, Provid
 use ragstone_core::siblings::{Expand, Gathering, SECTION_REACH, SIBLING_BYTES, in_document_order};
 use ragstone_core::store::Page;
 use ragstone_core::vector::normalise;
-use ragstone_core::{CollectionName, Document, Filter, Metadata};
+use ragstone_core::{CollectionName, Document, DocumentId, Filter, Metadata};
 use serde_json::{Value, json};
 
 use super::Chroma;
@@ -47,7 +47,15 @@ impl Chroma {
         };
         check_width(name, width, vector.len())?;
         check_space(&record)?;
-        let mut found = self.best(&record, &vector, &query.filter, query.top_k).await?;
+        let mut found = self
+            .best_of(
+                &record,
+                &vector,
+                &query.filter,
+                query.among.as_deref(),
+                query.top_k,
+            )
+            .await?;
         if let Some(limit) = query.max_distance.filter(|limit| *limit > 0.0) {
             found.retain(|hit| hit.distance <= limit);
         }
@@ -101,9 +109,49 @@ impl Chroma {
         }
     }
 
+    /// The true best of the matching documents, or of those among a few.
+    pub(super) async fn best_of(
+        &self,
+        record: &CollectionRecord,
+        vector: &[f32],
+        filter: &Filter,
+        among: Option<&[DocumentId]>,
+        top_k: usize,
+    ) -> Result<Vec<Found>, ProviderError> {
+        let Some(ids) = among else {
+            return self.best(record, vector, filter, top_k).await;
+        };
+        let ids: Vec<String> = ids.iter().map(|id| id.as_str().to_owned()).collect();
+        let found = match self.best_matching(record, vector, filter, &ids, top_k).await {
+            // As in `best`: an id that is deleted meanwhile makes Chroma fail.
+            Err(ProviderError::Call(error)) if error.status() == Some(500) => {
+                self.best_matching(record, vector, filter, &ids, top_k).await
+            }
+            outcome => outcome,
+        };
+        let mut found = found?;
+        found.truncate(top_k);
+        Ok(found)
+    }
+
+    /// The best of these ids that are there and match.
+    async fn best_matching(
+        &self,
+        record: &CollectionRecord,
+        vector: &[f32],
+        filter: &Filter,
+        ids: &[String],
+        top_k: usize,
+    ) -> Result<Vec<Found>, ProviderError> {
+        let mut documents = self.documents_by_id(record, ids).await?;
+        documents.retain(|document| filter.matches(&document.metadata));
+        let there: Vec<String> = documents.iter().map(|d| d.id.as_str().to_owned()).collect();
+        self.best_among(record, vector, &there, top_k).await
+    }
+
     /// The true best of the matching documents. Chroma ranks the candidates; if too few of those it
     /// gives match, and it had more to give, then the matching ids are found first and ranked.
-    pub(super) async fn best(
+    async fn best(
         &self,
         record: &CollectionRecord,
         vector: &[f32],

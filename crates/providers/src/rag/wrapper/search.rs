@@ -180,6 +180,10 @@ fn request(query: ProviderQuery) -> Result<Metadata, ProviderError> {
     if !query.filter.is_everything() {
         body.insert("where".into(), filter_to_json(&query.filter));
     }
+    if let Some(ids) = query.among {
+        let ids: Vec<Value> = ids.iter().map(|id| id.as_str().into()).collect();
+        body.insert("ids".into(), ids.into());
+    }
     if let Some(max_distance) = query.max_distance {
         body.insert("max_distance".into(), max_distance.into());
     }

@@ -67,6 +67,7 @@ pub(super) fn read(query: ProviderQuery) -> Result<(Query, Explain), InvalidInpu
         top_k: query.top_k,
         top_k_of: TopK::default(),
         filter: query.filter,
+        among: query.among,
         max_distance: query.max_distance,
         mode: options.mode.as_deref().map_or(Ok(Mode::Dense), Mode::parse)?,
         weights,

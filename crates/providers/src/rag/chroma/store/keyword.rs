@@ -1,11 +1,12 @@
 //! Ranking by words, which Chroma does not do: all texts are read and ranked here.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use ragstone_core::Filter;
 use ragstone_core::analysis::{QueryTerm, analyze_document, analyze_query};
 use ragstone_core::bm25::{Bm25, idf};
 use ragstone_core::provider::ProviderError;
+use ragstone_core::store::SearchRequest;
+use ragstone_core::{Document, DocumentId};
 
 use super::super::api::CollectionRecord;
 use super::ChromaStore;
@@ -36,7 +37,7 @@ impl ChromaStore {
         &self,
         record: &CollectionRecord,
         text: &str,
-        filter: &Filter,
+        request: &SearchRequest,
     ) -> Result<Words, ProviderError> {
         let name = &record.described.name;
         let count = self.api().count(record).await?;
@@ -46,6 +47,11 @@ impl ChromaStore {
                  are for collections of up to {MAX_DOCUMENTS}; use mode dense"
             )));
         }
+        let among: Option<HashSet<&DocumentId>> = request.among.as_ref().map(|ids| ids.iter().collect());
+        let matches = |document: &Document| {
+            among.as_ref().is_none_or(|ids| ids.contains(&document.id))
+                && request.filter.matches(&document.metadata)
+        };
         let query = analyze_query(text);
         let mut words = Words::default();
         let mut having = vec![0_u64; query.len()];
@@ -66,7 +72,7 @@ impl ChromaStore {
                 for (having, count) in having.iter_mut().zip(&counts) {
                     *having += u64::from(*count > 0);
                 }
-                if counts.iter().any(|count| *count > 0) && filter.matches(&document.metadata) {
+                if counts.iter().any(|count| *count > 0) && matches(&document) {
                     candidates.push(Candidate {
                         place,
                         length: terms.length,

@@ -160,7 +160,10 @@ impl ChromaStore {
     ) -> Result<Vec<Found>, ProviderError> {
         check_space(record)?;
         let start = Instant::now();
-        let mut found = self.chroma.best(record, vector, &request.filter, depth).await?;
+        let mut found = self
+            .chroma
+            .best_of(record, vector, &request.filter, request.among.as_deref(), depth)
+            .await?;
         if let Some(farthest) = request.max_distance {
             found.retain(|hit| hit.distance <= farthest);
         }
@@ -176,7 +179,7 @@ impl ChromaStore {
         stages: &mut Vec<StageTime>,
     ) -> Result<Vec<SearchHit>, ProviderError> {
         let start = Instant::now();
-        let mut words = self.words(record, text, &request.filter).await?;
+        let mut words = self.words(record, text, request).await?;
         words.ranked.truncate(request.limit);
         note(stages, "keyword", start);
         let start = Instant::now();
@@ -208,7 +211,7 @@ impl ChromaStore {
     ) -> Result<Vec<SearchHit>, ProviderError> {
         let depth = request.limit.saturating_mul(FUSION_DEPTH).max(FUSION_AT_LEAST);
         let start = Instant::now();
-        let mut words = self.words(record, text, &request.filter).await?;
+        let mut words = self.words(record, text, request).await?;
         words.ranked.truncate(depth);
         note(stages, "keyword", start);
         let found = self.near(record, request, vector, depth, stages).await?;

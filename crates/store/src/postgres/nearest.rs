@@ -1,0 +1,136 @@
+//! The statements of a search by meaning.
+
+use ragstone_core::store::SearchRequest;
+use tokio_postgres::types::Type;
+
+use super::Thresholds;
+use super::keeper::IndexKind;
+use super::last_seen::Seen;
+use super::statement::Statement;
+
+/// How many rows are drawn to estimate how many match.
+const SAMPLE: u64 = 1000;
+/// How many more than asked for the index gives, to be put in their exact order.
+const OVERSAMPLE: usize = 2;
+
+/// What is read of the nearest documents.
+#[derive(Clone, Copy)]
+pub(super) enum Columns {
+    /// Place and distance.
+    Place,
+    /// These, and the document: one journey less.
+    Document,
+}
+
+impl Columns {
+    fn further(self) -> &'static str {
+        match self {
+            Self::Place => "",
+            Self::Document => ", id, metadata, body",
+        }
+    }
+}
+
+/// How the nearest are found.
+#[derive(Clone, Copy)]
+pub(super) enum Way {
+    /// By a look at every document that matches.
+    All,
+    /// By a walk through the index.
+    Index(IndexKind),
+    /// A sample has to tell how many match.
+    Sample,
+}
+
+impl Way {
+    pub(super) fn new(thresholds: Thresholds, seen: &Seen, request: &SearchRequest) -> Self {
+        let index = match seen.dimensions.and_then(IndexKind::of) {
+            Some(index) if seen.count >= thresholds.index_from && request.among.is_none() => index,
+            _ => return Self::All,
+        };
+        let matching = seen.share.map(|share| share * seen.count as f64);
+        match matching {
+            _ if request.filter.is_everything() => Self::Index(index),
+            None => Self::Sample,
+            Some(matching) if matching > thresholds.exact_up_to as f64 => Self::Index(index),
+            Some(_) => Self::All,
+        }
+    }
+}
+
+pub(super) struct Nearest<'a> {
+    pub(super) table: &'a str,
+    pub(super) request: &'a SearchRequest,
+    /// Of length one.
+    pub(super) vector: &'a [f32],
+    pub(super) limit: usize,
+    pub(super) columns: Columns,
+}
+
+impl Nearest<'_> {
+    /// The statement that this way begins with.
+    pub(super) fn first(&self, way: Way, count: u64) -> Statement {
+        match way {
+            Way::All => self.of_all(),
+            Way::Index(index) => self.by_index(index),
+            Way::Sample => sample(self.table, self.request, count),
+        }
+    }
+
+    /// Looks at every document that matches: what is added to the distance keeps the index out.
+    pub(super) fn of_all(&self) -> Statement {
+        let mut nearest = Statement::new("SELECT place, (embedding <#> ");
+        nearest
+            .bind(self.vector.to_vec(), Type::FLOAT4_ARRAY)
+            .push("::vector) + 0 AS far")
+            .push(self.columns.further())
+            .push(&format!(" FROM {} WHERE ", self.table))
+            .matching(self.request)
+            .push(" ORDER BY far, place")
+            .fixed_limit(self.limit);
+        self.recurring(nearest)
+    }
+
+    /// Walks through the index until enough documents match. The walk is only roughly in order.
+    pub(super) fn by_index(&self, index: IndexKind) -> Statement {
+        let mut nearest = Statement::default();
+        let near = nearest.remember(self.vector.to_vec(), Type::FLOAT4_ARRAY);
+        let near = format!("{near}::vector");
+        nearest
+            .push(&format!(
+                "WITH found AS MATERIALIZED (SELECT place, embedding <#> {near} AS far{} FROM {} WHERE ",
+                self.columns.further(),
+                self.table
+            ))
+            .matching(self.request)
+            .push(&format!(
+                " ORDER BY {} <#> {}",
+                index.expression("embedding"),
+                index.expression(&near)
+            ))
+            .fixed_limit(self.limit.saturating_mul(OVERSAMPLE))
+            .push(") SELECT * FROM found ORDER BY far, place")
+            .fixed_limit(self.limit);
+        self.recurring(nearest)
+    }
+
+    /// How a filter is best applied depends on what it asks for, so only searches of everything recur.
+    fn recurring(&self, mut nearest: Statement) -> Statement {
+        if self.request.filter.is_everything() && self.request.among.is_none() {
+            nearest.recurring();
+        }
+        nearest
+    }
+}
+
+/// Counts a few rows, and how many of them match.
+pub(super) fn sample(table: &str, request: &SearchRequest, count: u64) -> Statement {
+    let percent = 100.0 * SAMPLE as f64 / count.max(1) as f64;
+    let mut sample = Statement::new("SELECT count(*), count(*) FILTER (WHERE ");
+    sample
+        .matching(request)
+        .push(&format!(") FROM {table} TABLESAMPLE SYSTEM ("))
+        .bind(percent.min(100.0) as f32, Type::FLOAT4)
+        .push(")");
+    sample
+}
