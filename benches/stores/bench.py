@@ -11,6 +11,7 @@ import concurrent.futures
 import http.client
 import json
 import os
+import pathlib
 import re
 import statistics
 import subprocess
@@ -23,6 +24,8 @@ import psycopg
 
 DIMENSIONS = 384
 TOP = 10
+# What a process may take of a processor where two are to have machines of their own.
+SHARE = 0.4
 WORDS = [f"word{n}" for n in range(5000)]
 
 
@@ -122,13 +125,25 @@ def compare(server, database, table, data, queries, below):
     passing = numpy.flatnonzero(numpy.arange(len(data)) % 100 < below)
     ours, theirs, right, theirs_right = [], [], 0, 0
     for query in queries:
-        body = {"query_embedding": query.tolist(), "top_k": TOP}
+        numbers = query.tolist()
+        body = {"query_embedding": numbers, "top_k": TOP}
         if below < 100:
             body["where"] = {"percent": {"$in": list(range(below))}}
-        text = str(query.tolist())
-        took, rows = milliseconds(lambda: database.execute(sql, [text, *values, text]).fetchall())
+
+        def by_client():
+            # Each side writes the vector in its own way, within its time.
+            text = str(numbers)
+            return database.execute(sql, [text, *values, text]).fetchall()
+
+        def by_service():
+            return server.ask("POST", "/collections/bench/query", body)
+
+        # In turns, because the second finds the pages that the first has read.
+        first, second = (by_client, by_service) if len(ours) % 2 else (by_service, by_client)
+        answers = {work: milliseconds(work) for work in (first, second)}
+        took, rows = answers[by_client]
         theirs.append(took)
-        took, answer = milliseconds(lambda: server.ask("POST", "/collections/bench/query", body))
+        took, answer = answers[by_service]
         ours.append(took)
         near = passing[numpy.argsort(-(data[passing] @ query))[:TOP]]
         expected = {f"d{n}" for n in near}
@@ -161,6 +176,27 @@ def throughput(servers, seconds=10, clients=8):
         return sum(pool.map(run, range(clients))) / seconds
 
 
+class Share:
+    """So much of a processor for one process, where the kernel lets us: as if it had a small machine."""
+
+    PERIOD = 10_000
+
+    def __init__(self, process, share):
+        quota = int(self.PERIOD * share)
+        old, new = pathlib.Path("/sys/fs/cgroup/cpu"), pathlib.Path("/sys/fs/cgroup")
+        self.group = (old if old.is_dir() else new) / f"ragstone-bench-{process.pid}"
+        self.group.mkdir()
+        if old.is_dir():
+            (self.group / "cpu.cfs_period_us").write_text(str(self.PERIOD))
+            (self.group / "cpu.cfs_quota_us").write_text(str(quota))
+        else:
+            (self.group / "cpu.max").write_text(f"{quota} {self.PERIOD}")
+        (self.group / "cgroup.procs").write_text(str(process.pid))
+
+    def end(self):
+        self.group.rmdir()
+
+
 def processes(arguments):
     options = ["--embeddings-config", arguments.embeddings, "--threads", "1"]
     one = Server(arguments, *options)
@@ -171,13 +207,24 @@ def processes(arguments):
         {"text": " ".join(WORDS[w] for w in rng.integers(len(WORDS), size=8))} for _ in range(2000)
     ]
     one.ask("POST", "/collections/texts/documents", {"documents": documents})
-    alone = throughput([one])
     two = Server(arguments, *options)
-    both = throughput([one, two])
-    again = throughput([one])
+
+    def scaling(where):
+        alone, both, again = throughput([one]), throughput([one, two]), throughput([one])
+        faster = both / max(alone, again)
+        print(f"{where}: one process {alone:.0f} and {again:.0f} queries/s, two {both:.0f}: x {faster:.2f}")
+
+    scaling("Postgres, the client and the processes on the same processors")
+    shares = []
+    try:
+        shares = [Share(server.process, SHARE) for server in (one, two)]
+        scaling(f"each process with {SHARE} of a processor of its own")
+    except OSError as error:
+        print(f"shares of processors cannot be given out: {error}")
     one.stop()
     two.stop()
-    print(f"one process {alone:.0f} and {again:.0f} queries/s, two {both:.0f}: x {both / max(alone, again):.2f}")
+    for share in shares:
+        share.end()
 
 
 def main():
