@@ -8,10 +8,9 @@ mod providers;
 mod routes;
 mod secrets;
 
-use std::net::TcpListener;
-
 use serde_json::{Value, json};
 
+use crate::support::port::unused_port;
 use crate::support::{Server, Setup, fixtures};
 
 /// A server with another real server as its service `far`.
@@ -44,8 +43,7 @@ pub fn services(services: &[(&str, &str)]) -> String {
 
 /// An address where nothing listens.
 pub fn nobody() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    format!("http://{}", listener.local_addr().expect("its address"))
+    format!("http://127.0.0.1:{}", unused_port())
 }
 
 pub async fn create(server: &Server, service: &str, name: &str, metadata: Value) {

@@ -4,6 +4,7 @@ use serde_json::json;
 
 use super::{document, fill, ragstone, text};
 use crate::support::chroma::ChromaServer;
+use crate::support::port::unused_port;
 use crate::support::{Server, Setup};
 
 /// One server for all of it: starting one takes longer than everything else.
@@ -194,8 +195,7 @@ async fn an_engine_that_goes_away_is_said_and_its_return_noticed(server: &Server
 
 #[tokio::test]
 async fn a_server_that_is_not_there_is_named() {
-    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr();
-    let store = format!("chroma://{}", closed.unwrap());
+    let store = format!("chroma://127.0.0.1:{}", unused_port());
     let server = Setup::serve_embedded()
         .arg("--no-embeddings")
         .arg("--store")

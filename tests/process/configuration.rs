@@ -1,7 +1,6 @@
 //! Flags, environment and file; what is refused, and with which exit code.
 
-use std::net::TcpListener;
-
+use crate::support::port::unused_port;
 use crate::support::{Setup, plain};
 
 /// The address the log names, whatever started it.
@@ -10,17 +9,9 @@ async fn listens_on(setup: Setup) -> (String, u16) {
     (address.ip().to_string(), address.port())
 }
 
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port()
-}
-
 #[tokio::test]
 async fn flags_win_over_environment_which_wins_over_the_file() {
-    let [flag, env, file] = [free_port(), free_port(), free_port()];
+    let [flag, env, file] = [unused_port(), unused_port(), unused_port()];
     let start = |args: &[&str]| {
         let setup = Setup::command(&["serve", "--no-embeddings"]);
         args.iter()
@@ -44,7 +35,7 @@ async fn flags_win_over_environment_which_wins_over_the_file() {
 
 #[tokio::test]
 async fn the_file_is_named_by_the_environment_too() {
-    let port = free_port();
+    let port = unused_port();
     let setup = Setup::command(&["serve", "--no-embeddings"]);
     let file = setup.file(
         "elsewhere.yml",

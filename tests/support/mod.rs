@@ -8,6 +8,8 @@ pub mod chroma;
 mod chroma_database;
 pub mod fixtures;
 pub mod hub;
+#[path = "../../xtask/src/port.rs"]
+pub mod port;
 pub mod postgres;
 pub mod raw;
 mod server;

@@ -1,6 +1,5 @@
 //! The Postgres server of the tests, which `cargo xtask test` starts.
 
-use std::net::TcpListener;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -8,6 +7,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::apart;
+use super::port::unused_port;
 
 const MISSING: &str =
     "no Postgres to test with: run `cargo xtask test`, or `cargo xtask with-postgres cargo test …`";
@@ -59,13 +59,11 @@ impl Engine {
     pub fn start() -> Self {
         let home = PathBuf::from(std::env::var_os("RAGSTONE_TEST_POSTGRES_HOME").expect(MISSING));
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let free = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
         let engine = Self {
             home,
             name: format!("alone-{}-{number}", std::process::id()),
-            port: free.local_addr().expect("its address").port(),
+            port: unused_port(),
         };
-        drop(free);
         engine.start_again();
         engine
     }

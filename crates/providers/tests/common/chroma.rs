@@ -1,8 +1,10 @@
 //! A real ChromaDB server, in a folder that goes with it.
 
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
+
+use super::port::unused_port;
 
 pub struct ChromaServer {
     process: Child,
@@ -19,12 +21,7 @@ impl Drop for ChromaServer {
 impl ChromaServer {
     pub async fn start() -> Self {
         let data = tempfile::tempdir().unwrap();
-        // The port is free now, and nobody else asks for one in the moment until it is taken again.
-        let port = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .port();
+        let port = unused_port();
         let mut server = Self {
             process: run(port, &data),
             port,

@@ -4,6 +4,8 @@
 #![allow(dead_code, unreachable_pub)]
 
 pub mod chroma;
+#[path = "../../../../xtask/src/port.rs"]
+pub mod port;
 pub mod server;
 pub mod service;
 

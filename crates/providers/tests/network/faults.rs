@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use ragstone_core::provider::CallError;
+use ragstone_core::store::{Store, StoreError};
 use ragstone_providers::http::{Call, Policy, Repeat};
+use ragstone_providers::rag::ChromaStore;
 use serde_json::{Value, json};
 
 use crate::common::server::{Reply, TestServer, refusing_url};
@@ -282,4 +284,20 @@ async fn refusals_do_not_open_the_circuit() {
     for _ in 0..3 {
         assert_eq!(client.call(Call::get("x")).await.unwrap_err().status(), Some(404));
     }
+}
+
+/// The first thing it is asked when somebody wants to know how it is, it answers.
+#[tokio::test]
+async fn a_chromadb_that_stops_answering_half_way_keeps_no_probe_waiting() {
+    let server = TestServer::start(|seen, _| match seen.path() {
+        "/api/v2/version" => Reply::json(json!("1.5.9")),
+        _ => Reply::Hang,
+    })
+    .await;
+    let address = server.url.replace("http://", "chroma://");
+    let store = ChromaStore::connect(&address, None).unwrap();
+    let asked = tokio::time::timeout(Duration::from_secs(10), store.health()).await;
+    let error = asked.expect("an answer long before the deadline of a request");
+    assert!(matches!(error, Err(StoreError::Unavailable { .. })), "{error:?}");
+    assert!(server.seen().len() >= 2, "it was asked for more than its version");
 }

@@ -12,6 +12,10 @@ use super::statement::Statement;
 const SAMPLE: u64 = 1000;
 /// How many more than asked for the index gives, to be put in their exact order.
 const OVERSAMPLE: usize = 2;
+/// How many candidates a walk through the index keeps in view (`hnsw.ef_search`) where everything
+/// matches, and how many it can at most.
+pub(super) const BREADTH: usize = 200;
+const BROADEST: usize = 1000;
 
 /// What is read of the nearest documents.
 #[derive(Clone, Copy)]
@@ -36,8 +40,8 @@ impl Columns {
 pub(super) enum Way {
     /// By a look at every document that matches.
     All,
-    /// By a walk through the index.
-    Index(IndexKind),
+    /// By a walk through the index, so broad.
+    Index(IndexKind, usize),
     /// A sample has to tell how many match.
     Sample,
 }
@@ -50,9 +54,13 @@ impl Way {
         };
         let matching = seen.share.map(|share| share * seen.count as f64);
         match matching {
-            _ if request.filter.is_everything() => Self::Index(index),
+            _ if request.filter.is_everything() => Self::Index(index, BREADTH),
             None => Self::Sample,
-            Some(matching) if matching > thresholds.exact_up_to as f64 => Self::Index(index),
+            Some(matching) if matching > thresholds.exact_up_to as f64 => {
+                // As many of those in view are to match as would be in view without the filter.
+                let breadth = BREADTH as f64 * seen.count as f64 / matching;
+                Self::Index(index, (breadth as usize).clamp(BREADTH, BROADEST))
+            }
             Some(_) => Self::All,
         }
     }
@@ -72,7 +80,7 @@ impl Nearest<'_> {
     pub(super) fn first(&self, way: Way, count: u64) -> Statement {
         match way {
             Way::All => self.of_all(),
-            Way::Index(index) => self.by_index(index),
+            Way::Index(index, breadth) => self.by_index(index, breadth),
             Way::Sample => sample(self.table, self.request, count),
         }
     }
@@ -92,7 +100,7 @@ impl Nearest<'_> {
     }
 
     /// Walks through the index until enough documents match. The walk is only roughly in order.
-    pub(super) fn by_index(&self, index: IndexKind) -> Statement {
+    pub(super) fn by_index(&self, index: IndexKind, breadth: usize) -> Statement {
         let mut nearest = Statement::default();
         let near = nearest.remember(self.vector.to_vec(), Type::FLOAT4_ARRAY);
         let near = format!("{near}::vector");
@@ -111,6 +119,9 @@ impl Nearest<'_> {
             .fixed_limit(self.limit.saturating_mul(OVERSAMPLE))
             .push(") SELECT * FROM found ORDER BY far, place")
             .fixed_limit(self.limit);
+        if breadth != BREADTH {
+            nearest.with_setting(format!("SET LOCAL hnsw.ef_search = {breadth}"));
+        }
         self.recurring(nearest)
     }
 

@@ -14,16 +14,17 @@ use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
+use super::nearest::BREADTH;
 use super::statement::Statement;
 use super::url::PostgresUrl;
 use crate::error::{Error, Result};
 
 /// What every connection is set to. A transaction whose process is gone does not hold its locks.
-/// Without the iterative scan, a filtered search would come back with too few.
+/// Without the iterative scan, a filtered search would come back with too few. How broad a walk is
+/// depends on the search.
 const SESSION: &str = "
 SET idle_in_transaction_session_timeout = '20s';
 SET hnsw.iterative_scan = 'relaxed_order';
-SET hnsw.ef_search = 200;
 SET hnsw.max_scan_tuples = 40000;
 SET hnsw.scan_mem_multiplier = 4;
 SET jit = off;
@@ -48,7 +49,10 @@ pub(super) fn pool(url: &PostgresUrl, size: &PoolSize) -> Result<Pool> {
             recycling_method: RecyclingMethod::Fast,
         },
     );
-    let session = format!("{SESSION} SET statement_timeout = {}", size.statement.as_millis());
+    let session = format!(
+        "{SESSION} SET hnsw.ef_search = {BREADTH}; SET statement_timeout = {}",
+        size.statement.as_millis()
+    );
     Pool::builder(manager)
         .max_size(size.connections)
         // The one that was used last has what it needs at hand.
@@ -175,13 +179,25 @@ impl Session {
             return ahead.answer;
         }
         let client = self.client()?;
-        self.busy.fetch_add(1, Ordering::Relaxed);
-        let rows = if statement.recurs() {
-            Self::query_prepared(client, statement).await
-        } else {
-            client.query_typed(&statement.sql, &statement.parameters()).await
+        let setting = async {
+            match statement.setting() {
+                Some(setting) => self.batch(setting).await,
+                None => Ok(()),
+            }
         };
-        self.busy.fetch_sub(1, Ordering::Relaxed);
+        let rows = async {
+            self.busy.fetch_add(1, Ordering::Relaxed);
+            let rows = if statement.recurs() {
+                Self::query_prepared(client, statement).await
+            } else {
+                client.query_typed(&statement.sql, &statement.parameters()).await
+            };
+            self.busy.fetch_sub(1, Ordering::Relaxed);
+            rows
+        };
+        // Sent together, in this order.
+        let (set, rows) = futures::join!(setting, rows);
+        set?;
         Ok(rows?)
     }
 

@@ -271,8 +271,8 @@ impl Search<'_> {
             };
             way = Way::new(self.thresholds, &seen, self.request);
         }
-        if let Way::Index(index) = way {
-            let found = self.session.query(&nearest.by_index(index)).await?;
+        if let Way::Index(index, breadth) = way {
+            let found = self.session.query(&nearest.by_index(index, breadth)).await?;
             let possible = usize::try_from(collection.count).unwrap_or(usize::MAX);
             // With fewer, it gave up on the way, or so few match: only a look at all of them can tell.
             if found.len() >= nearest.limit.min(possible) {

@@ -17,6 +17,8 @@ pub(super) struct Statement {
     pub(super) sql: String,
     /// It comes again and again, with other values, and is best carried out the same way each time.
     recurs: bool,
+    /// What the transaction is set to before it, if anything.
+    setting: Option<String>,
     values: Vec<(Box<dyn ToSql + Sync + Send>, Type)>,
 }
 
@@ -24,8 +26,7 @@ impl Statement {
     pub(super) fn new(sql: impl Into<String>) -> Self {
         Self {
             sql: sql.into(),
-            recurs: false,
-            values: Vec::new(),
+            ..Self::default()
         }
     }
 
@@ -37,6 +38,16 @@ impl Statement {
 
     pub(super) fn recurs(&self) -> bool {
         self.recurs
+    }
+
+    /// Sets the transaction to something before this statement; nothing from outside may be part of it.
+    pub(super) fn with_setting(&mut self, sql: String) -> &mut Self {
+        self.setting = Some(sql);
+        self
+    }
+
+    pub(super) fn setting(&self) -> Option<&str> {
+        self.setting.as_deref()
     }
 
     pub(super) fn push(&mut self, sql: &str) -> &mut Self {

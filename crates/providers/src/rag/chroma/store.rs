@@ -241,12 +241,15 @@ fn row(moved: MovedDocument) -> Row {
     }
 }
 
-/// A server that gives no answer may give one later; that the request was at fault, it says itself.
-fn store_error(error: ProviderError) -> StoreError {
-    let unavailable = |retry_after: Duration| StoreError::Unavailable {
+fn does_not_answer(retry_after: Duration) -> StoreError {
+    StoreError::Unavailable {
         message: "The ChromaDB server that keeps the documents does not answer; try again soon".to_owned(),
         retry_after,
-    };
+    }
+}
+
+/// A server that gives no answer may give one later; that the request was at fault, it says itself.
+fn store_error(error: ProviderError) -> StoreError {
     match error {
         ProviderError::CollectionNotFound(name) => StoreError::CollectionNotFound(name),
         ProviderError::CollectionExists(name) => StoreError::CollectionExists(name),
@@ -256,10 +259,10 @@ fn store_error(error: ProviderError) -> StoreError {
         ProviderError::Call(call) => {
             tracing::warn!(error = %call, "the store gave no usable answer");
             match &call {
-                CallError::Unreachable { .. } | CallError::DeadlineExceeded { .. } => unavailable(SOON),
-                CallError::CircuitOpen { retry_after, .. } => unavailable(*retry_after),
+                CallError::Unreachable { .. } | CallError::DeadlineExceeded { .. } => does_not_answer(SOON),
+                CallError::CircuitOpen { retry_after, .. } => does_not_answer(*retry_after),
                 CallError::Answered(answer) if matches!(answer.status, 429 | 502..=504) => {
-                    unavailable(answer.retry_after.unwrap_or(SOON))
+                    does_not_answer(answer.retry_after.unwrap_or(SOON))
                 }
                 CallError::Answered(answer) if matches!(answer.status, 401 | 403) => StoreError::Failed(
                     format!(
@@ -402,11 +405,16 @@ impl Store for ChromaStore {
     }
 
     async fn health(&self) -> Result<StoreHealth, StoreError> {
-        self.api()
-            .version(Some(PROBE))
+        let asked = async {
+            // Of this an open circuit says nothing.
+            self.api().version(Some(PROBE)).await?;
+            self.api().collections().await
+        };
+        // A server may stop answering after the first of them.
+        let records = tokio::time::timeout(2 * PROBE, asked)
             .await
-            .map_err(|error| store_error(error.into()))?;
-        let records = self.api().collections().await.map_err(store_error)?;
+            .map_err(|_| does_not_answer(SOON))?
+            .map_err(store_error)?;
         let shown = records
             .iter()
             .filter(|record| !record.described.name.is_internal());
