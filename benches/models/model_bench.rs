@@ -65,7 +65,12 @@ async fn answer(loaded: &mut Loaded, request: &Value) -> Result<Value, Failure> 
                 directory: directory(request),
                 version: None,
                 normalize: None,
-                quantize: request["quantize"].as_str().map(|_| Quantize::Int8),
+                quantize: match request["quantize"].as_str() {
+                    None => None,
+                    Some("int8") => Some(Quantize::Int8),
+                    Some("none") => Some(Quantize::Never),
+                    Some(other) => return Err(format!("unknown precision '{other}'").into()),
+                },
             };
             loaded.embedder = Some(LocalEmbedder::load(&loaded.engine, &options)?);
             Ok(json!({ "seconds": start.elapsed().as_secs_f64() }))

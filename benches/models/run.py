@@ -152,6 +152,10 @@ def cosines(vectors, reference):
     return (vectors * reference).sum(1) / np.linalg.norm(vectors, axis=1) / np.linalg.norm(reference, axis=1)
 
 
+# As a model is run where nothing is said about it, with all bits, and with as few as there is a choice of.
+KINDS = {"ragstone": None, "ragstone f32": "none", "ragstone int8": "int8"}
+
+
 def loading(arguments, quantize):
     process = Ours(arguments.bench, arguments.threads)
     seconds = process.ask(do="load", directory=arguments.model, quantize=quantize)["seconds"]
@@ -167,22 +171,19 @@ def embedding(arguments, work):
     texts = passages(model.tokenizer, arguments.passages)
     query = "what is the history of the river and the mountain city"
     # Loading is measured in processes of its own: the memory is that of one that loads the model once.
-    load, load_int8 = (
-        statistics.median(loading(arguments, quantize) for _ in range(5)) for quantize in (None, "int8")
-    )
-    ours, ours_int8 = (Ours(arguments.bench, arguments.threads) for _ in range(2))
-    for process, quantize in ((ours, None), (ours_int8, "int8")):
-        process.ask(do="load", directory=arguments.model, quantize=quantize)
+    loads = {kind: statistics.median(loading(arguments, value) for _ in range(5)) for kind, value in KINDS.items()}
+    ours = {kind: Ours(arguments.bench, arguments.threads) for kind in KINDS}
+    for kind, process in ours.items():
+        process.ask(do="load", directory=arguments.model, quantize=KINDS[kind])
     plain, small = export_onnx(arguments.model, work)
     f32, int8 = (Onnx(path, model.tokenizer, arguments.threads) for path in (plain, small))
-    engines = {
-        "ragstone f32": lambda t: ours.ask(do="embed", texts=t)["seconds"],
+    engines = {kind: lambda t, process=process: process.ask(do="embed", texts=t)["seconds"] for kind, process in ours.items()}
+    engines |= {
         "onnxruntime f32": lambda t: timed(lambda: f32.embed(t))[0],
         "sentence-transformers": lambda t: timed(lambda: model.encode(t, batch_size=32))[0],
-        "ragstone int8": lambda t: ours_int8.ask(do="embed", texts=t)["seconds"],
         "onnxruntime int8": lambda t: timed(lambda: int8.embed(t))[0],
     }
-    tokens = ours.ask(do="embed", texts=texts)["tokens"]
+    tokens = ours["ragstone"].ask(do="embed", texts=texts)["tokens"]
     rates = {name: [] for name in engines}
     latencies = {name: [] for name in engines}
     peak = 0.0
@@ -196,9 +197,9 @@ def embedding(arguments, work):
             time.sleep(0.1)
             run([query])
             latencies[name].append(statistics.median(run([query]) for _ in range(40)) * 1e3)
-    vectors, vectors_int8 = (
-        np.array(process.ask(do="embed", texts=texts, vectors=True)["vectors"]) for process in (ours, ours_int8)
-    )
+    vectors = {
+        kind: np.array(process.ask(do="embed", texts=texts, vectors=True)["vectors"]) for kind, process in ours.items()
+    }
     reference = model.encode(texts, batch_size=32)
     passages_file = work / "passages.json"
     passages_file.write_text(json.dumps(texts))
@@ -207,18 +208,21 @@ def embedding(arguments, work):
         return statistics.median(a / b for a, b in zip(values[name], values[other]))
 
     print(f"{len(texts)} passages, {tokens} tokens, {arguments.threads} threads, {arguments.rounds} rounds\n")
-    print("| engine | tokens/s | f32 is | int8 is | one query p50 | f32 takes | int8 takes |\n|---|---|---|---|---|---|---|")
+    print("| engine | tokens/s | " + " | ".join(f"{kind} is" for kind in KINDS) + " | one query p50 | "
+          + " | ".join(f"{kind} takes" for kind in KINDS) + " |\n|---" + "|---" * (2 + 2 * len(KINDS)) + "|")
     for name in engines:
-        faster = [ratio(rates, f"ragstone {kind}", name) for kind in ("f32", "int8")]
-        shorter = [ratio(latencies, f"ragstone {kind}", name) for kind in ("f32", "int8")]
-        print(f"| {name} | {statistics.median(rates[name]):,.0f} | {faster[0]:.2f} × | {faster[1]:.2f} × | "
-              f"{statistics.median(latencies[name]):.2f} ms | {shorter[0]:.2f} × | {shorter[1]:.2f} × |")
-    print(f"\nload {load:.3f} s (int8 {load_int8:.3f} s); peak memory {ours.ask(do='memory')['peak_mb']:.0f} MB "
-          f"(int8 {ours_int8.ask(do='memory')['peak_mb']:.0f} MB, "
-          f"sentence-transformers {in_own_process(ST_MEMORY, arguments.model, str(passages_file)):.0f} MB)")
+        faster = " | ".join(f"{ratio(rates, kind, name):.2f} ×" for kind in KINDS)
+        shorter = " | ".join(f"{ratio(latencies, kind, name):.2f} ×" for kind in KINDS)
+        print(f"| {name} | {statistics.median(rates[name]):,.0f} | {faster} | "
+              f"{statistics.median(latencies[name]):.2f} ms | {shorter} |")
+    print()
+    for kind, process in ours.items():
+        print(f"{kind}: load {loads[kind]:.3f} s, peak memory {process.ask(do='memory')['peak_mb']:.0f} MB")
+    print(f"sentence-transformers: peak memory {in_own_process(ST_MEMORY, arguments.model, str(passages_file)):.0f} MB")
     agreement = {
-        "ragstone f32 to sentence-transformers": cosines(vectors, reference),
-        "ragstone int8 to ragstone f32": cosines(vectors_int8, vectors),
+        "ragstone to sentence-transformers": cosines(vectors["ragstone"], reference),
+        "ragstone f32 to sentence-transformers": cosines(vectors["ragstone f32"], reference),
+        "ragstone int8 to ragstone f32": cosines(vectors["ragstone int8"], vectors["ragstone f32"]),
         "onnxruntime int8 to onnxruntime f32": cosines(int8.embed(texts), f32.embed(texts)),
     }
     for name, values in agreement.items():
@@ -226,8 +230,8 @@ def embedding(arguments, work):
     reached = max(rates["ragstone f32"]) * FLOPS_PER_TOKEN / 1e9
     print(f"products with weights, f32: {reached:.0f} GFLOPS in the best round, {100 * reached / peak:.0f} % of the "
           f"{peak:.0f} GFLOPS that the best plain {arguments.threads}-thread product of the run reached")
-    ours.close()
-    ours_int8.close()
+    for process in ours.values():
+        process.close()
 
 
 SIZES = {

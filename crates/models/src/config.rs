@@ -42,7 +42,7 @@ pub struct LocalEntry {
     pub version: Option<String>,
     /// Vectors of length one; absent means as the model itself says.
     pub normalize: Option<Normalize>,
-    /// Absent means the precision of the files.
+    /// Absent means what the processor does well without a loss that matters.
     pub quantize: Option<Quantize>,
 }
 
@@ -53,10 +53,14 @@ pub enum Normalize {
     Never,
 }
 
-/// Fewer bits for the weights: less exact vectors, made faster and in less memory.
+/// How many bits the products with weights have. Without a word about it, 16 where the processor has
+/// instructions for that (`avx512_bf16`), and else 32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quantize {
+    /// Less exact vectors, made faster and in less memory.
     Int8,
+    /// 32 everywhere: the most exact, and the same on every processor but for the order of sums.
+    Never,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -207,10 +211,9 @@ impl RawEntry {
             quantize: match self.quantize.as_deref() {
                 None => None,
                 Some("int8") => Some(Quantize::Int8),
+                Some("none") => Some(Quantize::Never),
                 Some(other) => {
-                    let what = format!(
-                        "has 'quantize: {other}'; the only value is int8, without it weights stay exact"
-                    );
+                    let what = format!("has 'quantize: {other}'; it may be int8 or none");
                     return Err(wrong(&what));
                 }
             },

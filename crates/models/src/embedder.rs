@@ -33,7 +33,7 @@ pub struct EmbedderOptions {
     pub version: Option<String>,
     /// Absent means as the model's own modules say.
     pub normalize: Option<Normalize>,
-    /// Absent means the precision of the files.
+    /// Absent means what the processor does well without a loss that matters.
     pub quantize: Option<Quantize>,
 }
 
@@ -127,7 +127,7 @@ impl LocalEmbedder {
 /// where the entry names one. What is stored tells them apart by it, and none is reused as the other.
 fn with_precision(version: String, quantize: Option<Quantize>) -> String {
     match quantize {
-        None => version,
+        None | Some(Quantize::Never) => version,
         Some(Quantize::Int8) => format!("{version}-int8"),
     }
 }

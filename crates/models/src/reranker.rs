@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use ragstone_core::model::{ModelError, Reranker, Scored};
 use serde::Deserialize;
 
+use crate::config::Quantize;
 use crate::embedder::blocking;
 use crate::encoder::config::{Architecture, EncoderConfig, RawConfig};
 use crate::encoder::{Encoder, Linear, Scratch, Sequence, Wanted, linear};
@@ -98,7 +99,8 @@ impl CrossEncoderModel {
     fn load(directory: &Path) -> Result<Self, LoadError> {
         let parts = Parts::read(directory)?;
         Ok(Self {
-            encoder: Encoder::load(&parts.weights, parts.config, None)?,
+            // Scores are read as they are, so every bit of them counts.
+            encoder: Encoder::load(&parts.weights, parts.config, Some(Quantize::Never))?,
             tokenizer: parts.tokenizer,
             head: parts.head,
             activation: parts.activation,

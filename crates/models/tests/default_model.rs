@@ -36,6 +36,18 @@ async fn the_default_model_agrees_with_sentence_transformers() {
     }
     assert!(embeddings.last().unwrap().truncated);
     let options = EmbedderOptions {
+        quantize: None,
+        ..common::options(&directory)
+    };
+    let usual = LocalEmbedder::load(&common::ENGINE, &options).unwrap();
+    assert_eq!(usual.info().identity, model.info().identity);
+    let inputs = texts.iter().cloned().map(EmbedInput::Text).collect();
+    let close = usual.embed(inputs, Role::Passage).await.unwrap();
+    for ((embedding, expected), text) in close.iter().zip(&vectors).zip(&texts) {
+        let similarity = cosine(&embedding.vector, expected);
+        assert!(similarity > 0.9999, "{similarity} for {text:?}");
+    }
+    let options = EmbedderOptions {
         quantize: Some(Quantize::Int8),
         ..common::options(&directory)
     };

@@ -252,6 +252,41 @@ async fn a_default_prompt_counts_where_no_role_has_a_prompt() {
     }
 }
 
+/// What is computed where nothing is said about it: with 16 bits where the processor is made for that.
+#[tokio::test]
+async fn the_usual_precision_agrees_with_sentence_transformers_and_is_no_version_of_its_own() {
+    let references = references();
+    for reference in &references.embeddings {
+        let directory = variant(reference);
+        let options = EmbedderOptions {
+            quantize: None,
+            ..common::options(directory.path())
+        };
+        let usual = LocalEmbedder::load(&common::ENGINE, &options).unwrap();
+        let exact = embedder(directory.path()).unwrap();
+        assert_eq!(usual.info().identity, exact.info().identity);
+        let embeddings = usual
+            .embed(texts(&references.inputs), role(&reference.role))
+            .await
+            .unwrap();
+        for ((embedding, expected), text) in embeddings.iter().zip(&reference.vectors).zip(&references.inputs)
+        {
+            let similarity = cosine(&embedding.vector, expected);
+            assert!(
+                similarity > 0.9999,
+                "{}: {similarity} for {text:?}",
+                reference.name
+            );
+        }
+        // Alone or among others, on one thread or on several: the same vector.
+        let alone = usual
+            .embed(texts(&references.inputs[..1]), role(&reference.role))
+            .await
+            .unwrap();
+        assert!(cosine(&alone[0].vector, &embeddings[0].vector) > 0.999_999);
+    }
+}
+
 /// Eight-bit weights of every architecture give nearly the same vectors, under a version of their own.
 #[tokio::test]
 async fn int8_stays_close_and_is_another_version() {

@@ -35,8 +35,8 @@ const MAX_TTL_SECONDS: u64 = 10 * 366 * 24 * 60 * 60;
 #[error("{0}")]
 pub struct ConfigError(pub String);
 
-/// Flags of `serve`, as far as they are settings.
-#[derive(Debug, Clone, Default)]
+/// Flags of `serve`, as far as they are settings. The password of the store may be among them.
+#[derive(Clone, Default)]
 pub struct Flags {
     pub host: Option<String>,
     pub port: Option<u16>,
@@ -482,7 +482,7 @@ mod tests {
             ("server: {prt: 1}", "prt"),
             ("server: {limits: {topk: 3}}", "topk"),
         ] {
-            let message = FileConfig::from_yaml(yaml).unwrap_err().to_string();
+            let message = FileConfig::from_yaml(yaml).err().unwrap().to_string();
             assert!(message.contains(key), "{message}");
         }
         assert!(FileConfig::from_yaml("server: {data_dir: /x, limits: {top_k: 3}}").is_ok());

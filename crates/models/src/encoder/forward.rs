@@ -3,8 +3,7 @@
 use std::ops::Range;
 
 use super::attention::{self, AttentionScratch};
-use super::{Encoder, Layer, Sequence};
-use crate::kernel::int8::ByteRows;
+use super::{Encoder, FewerBits, Layer, Sequence};
 use crate::kernel::{AlignedBuffer, Finish, Start};
 use crate::team::Team;
 
@@ -24,7 +23,7 @@ pub(crate) struct Scratch {
     context: AlignedBuffer,
     inner: AlignedBuffer,
     first: AlignedBuffer,
-    bytes: ByteRows,
+    fewer: FewerBits,
     attention: Vec<AttentionScratch>,
     spans: Vec<Range<usize>>,
 }
@@ -109,7 +108,7 @@ impl Encoder {
         let how = (Start::Zero, Finish::Nothing);
         layer
             .query_key_value
-            .apply(team, &mut scratch.bytes, states, fused, how);
+            .apply(team, &mut scratch.fewer, states, fused, how);
         let out_rows = if wanted == Wanted::First {
             scratch.spans.len()
         } else {
@@ -136,17 +135,17 @@ impl Encoder {
         let how = (Start::Existing, Finish::Nothing);
         layer
             .attention_output
-            .apply(team, &mut scratch.bytes, context, states, how);
+            .apply(team, &mut scratch.fewer, context, states, how);
         layer.attention_norm.apply(states, self.config.norm_epsilon);
     }
 
     fn feed_forward(&self, team: &Team, scratch: &mut Scratch, layer: &Layer, rows: usize) {
         let states = scratch.states.reserve(rows * self.config.hidden);
         let inner = scratch.inner.reserve(rows * self.config.intermediate);
-        let (bytes, how) = (&mut scratch.bytes, (Start::Zero, self.config.activation));
-        layer.up.apply(team, bytes, states, inner, how);
+        let (fewer, how) = (&mut scratch.fewer, (Start::Zero, self.config.activation));
+        layer.up.apply(team, fewer, states, inner, how);
         let how = (Start::Existing, Finish::Nothing);
-        layer.down.apply(team, bytes, inner, states, how);
+        layer.down.apply(team, fewer, inner, states, how);
         layer.output_norm.apply(states, self.config.norm_epsilon);
     }
 }

@@ -11,6 +11,7 @@ mod load;
 use crate::config::Quantize;
 use crate::error::LoadError;
 use crate::files::weights::Weights;
+use crate::kernel::bf16::{self, HalfProduct, HalfRows, HalfWeights, Native};
 use crate::kernel::int8::{self, ByteProduct, ByteRows, ByteWeights};
 use crate::kernel::{Finish, Start};
 use crate::kernel::{Packed, Product, simd};
@@ -54,7 +55,15 @@ struct Layer {
 /// else in a layer is computed in `f32` either way.
 enum Projection {
     Float(Linear),
+    Bf16(HalfWeights),
     Int8(ByteWeights),
+}
+
+/// The left-hand sides of products with fewer bits, kept for their memory.
+#[derive(Default)]
+struct FewerBits {
+    halves: HalfRows,
+    bytes: ByteRows,
 }
 
 pub(crate) struct Linear {
@@ -79,31 +88,42 @@ impl Encoder {
 
 impl Projection {
     fn from_rows(weights: &[f32], bias: Vec<f32>, depth: usize, quantize: Option<Quantize>) -> Self {
-        match quantize {
-            None => Self::Float(Linear {
+        match (quantize, Native::detect()) {
+            (Some(Quantize::Int8), _) => Self::Int8(ByteWeights::from_rows(weights, &bias, depth)),
+            (None, Some(native)) => Self::Bf16(HalfWeights::from_rows(native, weights, &bias, depth)),
+            _ => Self::Float(Linear {
                 weights: Packed::from_rows(weights, depth, bias.len()),
                 bias,
             }),
-            Some(Quantize::Int8) => Self::Int8(ByteWeights::from_rows(weights, &bias, depth)),
         }
     }
 
-    /// As [`Linear::apply`]; `bytes` is where quantised rows go.
+    /// As [`Linear::apply`]; `fewer` is where rows of fewer bits go.
     fn apply(
         &self,
         team: &Team,
-        bytes: &mut ByteRows,
+        fewer: &mut FewerBits,
         rows: &[f32],
         into: &mut [f32],
         (start, finish): (Start, Finish),
     ) {
         match self {
             Self::Float(linear) => linear.apply(team, rows, into, start, finish),
+            Self::Bf16(weights) => {
+                fewer.halves.round(weights.native(), rows, weights.depth());
+                let product = HalfProduct {
+                    a: &fewer.halves,
+                    b: weights,
+                    start,
+                    finish,
+                };
+                bf16::run(team, &product, into);
+            }
             Self::Int8(weights) => {
                 let isa = simd::Isa::detect();
-                bytes.quantize(isa, rows, weights.depth());
+                fewer.bytes.quantize(isa, rows, weights.depth());
                 let product = ByteProduct {
-                    a: bytes,
+                    a: &fewer.bytes,
                     b: weights,
                     start,
                     finish,

@@ -16,7 +16,7 @@
 use std::ops::Range;
 
 use super::product::BLOCK_ROWS;
-use super::simd::{self, Isa, Output};
+use super::simd::{self, Isa, Output, Place};
 use super::{AlignedBuffer, Finish, PANEL, Start, rows};
 use crate::team::Team;
 
@@ -246,30 +246,17 @@ unsafe fn tile<const AVX2: bool, const R: usize>(
     } else {
         portable_dots::<R>(bytes, a.stride, weights)
     };
-    let column = panel * PANEL;
-    let width = PANEL.min(b.columns - column);
-    // SAFETY: within the rows and columns that the caller vouches for.
-    let into = |r: usize| unsafe { output.row_part((row + r) * b.columns + column, width) };
-    // All rows of the tile at once, because one alone would wait for the latency of each operation.
     let mut values = [[0.0; PANEL]; R];
     for (r, (values, dots)) in values.iter_mut().zip(&dots).enumerate() {
         read_back::<AVX2>(&b.constants[panel], a.steps[row + r], dots, values);
-        if product.start == Start::Existing {
-            let before = into(r);
-            match before.first_chunk::<PANEL>() {
-                Some(whole) => add(values, whole),
-                None => add(values, before),
-            }
-        }
     }
-    rows::activate::<AVX2>(product.finish, values.as_flattened_mut());
-    for (r, values) in values.iter().enumerate() {
-        let into = into(r);
-        match into.first_chunk_mut::<PANEL>() {
-            Some(whole) => *whole = *values,
-            None => into.copy_from_slice(&values[..width]),
-        }
-    }
+    let place = Place {
+        row,
+        panel,
+        columns: b.columns,
+    };
+    // SAFETY: passed on to the caller.
+    unsafe { simd::write_tile::<AVX2, R>(values, output, place, product.start, product.finish) };
 }
 
 /// From integers back to numbers, with the bias.
@@ -286,13 +273,6 @@ fn read_back<const FMA: bool>(
     }
     for ((value, dot), scale) in values.iter_mut().zip(dots).zip(scales) {
         *value = rows::madd::<FMA>(*dot as f32 * scale, step.scale, *value);
-    }
-}
-
-#[inline(always)]
-fn add(values: &mut [f32; PANEL], others: &[f32]) {
-    for (value, other) in values.iter_mut().zip(others) {
-        *value += other;
     }
 }
 

@@ -9,6 +9,8 @@
 use std::cell::Cell;
 use std::ops::Range;
 
+use half::bf16;
+
 use super::int8::RowStep;
 use super::product::{BLOCK_DEPTH, BLOCK_ROWS, Finish, Product, Start};
 use super::{PANEL, TILE_ROWS, rows};
@@ -86,6 +88,20 @@ impl AlignedBuffer {
         unsafe { std::slice::from_raw_parts(floats.as_ptr().cast(), size_of_val(floats)) }
     }
 
+    /// The same memory as pairs of halves, for a buffer that is used for those.
+    pub(super) fn as_pairs(&self) -> &[[bf16; 2]] {
+        let floats = self.as_slice();
+        // SAFETY: a pair is as large as a float, needs no greater alignment, and any bits are one.
+        unsafe { std::slice::from_raw_parts(floats.as_ptr().cast(), floats.len()) }
+    }
+
+    /// The first `len` pairs; what they hold is left over from earlier use.
+    pub(super) fn reserve_pairs(&mut self, len: usize) -> &mut [[bf16; 2]] {
+        let floats = self.reserve(len);
+        // SAFETY: as in `as_pairs`, the borrow is exclusive, and any two halves are a float.
+        unsafe { std::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), len) }
+    }
+
     /// The first `len` bytes; what they hold is left over from earlier use.
     pub(crate) fn reserve_bytes(&mut self, len: usize) -> &mut [u8] {
         let floats = self.reserve(len.div_ceil(size_of::<f32>()));
@@ -119,6 +135,60 @@ impl Output {
     unsafe fn at(&self, offset: usize) -> *mut f32 {
         // SAFETY: the caller vouches for the offset.
         unsafe { self.0.add(offset) }
+    }
+}
+
+/// Where a tile belongs in a result whose rows are `columns` wide.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    /// The first of its rows.
+    pub(super) row: usize,
+    pub(super) panel: usize,
+    pub(super) columns: usize,
+}
+
+/// Writes the products of `R` rows and one panel, all rows at once, because one alone would wait for the
+/// latency of each operation.
+///
+/// # Safety
+/// `output` must be valid for these rows and the columns of the panel, and no other thread may access
+/// them meanwhile.
+#[inline(always)]
+pub(super) unsafe fn write_tile<const FMA: bool, const R: usize>(
+    mut values: [[f32; PANEL]; R],
+    output: Output,
+    place: Place,
+    start: Start,
+    finish: Finish,
+) {
+    let Place { row, panel, columns } = place;
+    let column = panel * PANEL;
+    let width = PANEL.min(columns - column);
+    // SAFETY: within the rows and columns that the caller vouches for.
+    let into = |r: usize| unsafe { output.row_part((row + r) * columns + column, width) };
+    if start == Start::Existing {
+        for (r, values) in values.iter_mut().enumerate() {
+            let before = into(r);
+            match before.first_chunk::<PANEL>() {
+                Some(whole) => add(values, whole),
+                None => add(values, before),
+            }
+        }
+    }
+    rows::activate::<FMA>(finish, values.as_flattened_mut());
+    for (r, values) in values.iter().enumerate() {
+        let into = into(r);
+        match into.first_chunk_mut::<PANEL>() {
+            Some(whole) => *whole = *values,
+            None => into.copy_from_slice(&values[..width]),
+        }
+    }
+}
+
+#[inline(always)]
+fn add(values: &mut [f32; PANEL], others: &[f32]) {
+    for (value, other) in values.iter_mut().zip(others) {
+        *value += other;
     }
 }
 

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
+use ragstone_models::config::Quantize;
 use ragstone_models::{
     CrossEncoder, CrossEncoderOptions, EmbedderOptions, Engine, EngineOptions, LoadError, LocalEmbedder,
 };
@@ -41,6 +42,7 @@ fn copy_tree(from: &Path, to: &Path) {
     }
 }
 
+/// With all bits, so that vectors can be compared with exact ones.
 pub(crate) fn options(directory: &Path) -> EmbedderOptions {
     EmbedderOptions {
         id: "test".to_owned(),
@@ -48,7 +50,7 @@ pub(crate) fn options(directory: &Path) -> EmbedderOptions {
         directory: directory.to_owned(),
         version: None,
         normalize: None,
-        quantize: None,
+        quantize: Some(Quantize::Never),
     }
 }
 

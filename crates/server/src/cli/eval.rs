@@ -46,7 +46,7 @@ pub(super) struct EvalArgs {
     /// The embedding model: a Hugging Face id or a directory [default: the built-in default model]
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
-    /// Fewer bits for the model's weights, as `quantize` of a model entry
+    /// How many bits the model's products have, as `quantize` of a model entry
     #[arg(long, value_enum, value_name = "KIND")]
     quantize: Option<QuantizeChoice>,
     /// Also measure with this cross-encoder, from the Hugging Face hub [env: CROSS_ENCODER_MODEL]
@@ -75,12 +75,14 @@ enum HalfChoice {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum QuantizeChoice {
     Int8,
+    None,
 }
 
 impl From<QuantizeChoice> for Quantize {
     fn from(choice: QuantizeChoice) -> Self {
         match choice {
             QuantizeChoice::Int8 => Self::Int8,
+            QuantizeChoice::None => Self::Never,
         }
     }
 }

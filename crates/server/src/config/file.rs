@@ -9,8 +9,9 @@ use serde::Deserialize;
 
 use super::ConfigError;
 
-/// All of it is optional. Keys are written in camelCase; snake_case is understood too.
-#[derive(Debug, Clone, Default, Deserialize)]
+/// All of it is optional. Keys are written in camelCase; snake_case is understood too. It cannot be
+/// formatted as a whole, because literal keys and the password of the store may be in it.
+#[derive(Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FileConfig {
     pub server: Option<ServerSection>,
@@ -36,7 +37,7 @@ pub struct ConversationsSection {
     pub ttl_seconds: Option<u64>,
 }
 
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ServerSection {
     pub host: Option<String>,
