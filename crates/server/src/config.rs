@@ -509,6 +509,24 @@ mod tests {
         assert!(!message.to_string().contains("secret"), "{message}");
     }
 
+    /// The message of a panic is logged, and it may have anything in it that can be formatted.
+    #[test]
+    fn a_panic_over_the_settings_shows_no_key() {
+        let yaml = r#"
+            server: {apiKeys: [canary-a], store: "postgres://ann:canary-b@db.example/rag"}
+            providers: {openai: {type: openai, apiKey: canary-c}, google: {type: google, apiKey: "${KEY}"}}
+            services:
+              one: {provider: chromadb-wrapper, url: "http://h:1", auth: {type: bearer, token: canary-d}}
+              two: {provider: chromadb-wrapper, url: "http://h:2", auth: {type: basic, username: u, password: canary-e}}
+              three: {provider: chromadb, url: "http://h:3", auth: {type: api_key, header: x-key, key: canary-f}}
+        "#;
+        let all = settings(Flags::default(), &[("KEY", "canary-g")], yaml).unwrap();
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| panic!("cannot go on with {all:?}")));
+        let said = *panic.unwrap_err().downcast::<String>().unwrap();
+        assert!(said.contains("three") && said.contains("db.example"), "{said}");
+        assert!(!said.contains("canary"), "{said}");
+    }
+
     #[test]
     fn a_database_is_named_by_its_url_and_its_password_is_never_printed() {
         let env = [("DB_PASSWORD", "hunter2")];

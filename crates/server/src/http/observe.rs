@@ -142,3 +142,23 @@ pub(super) fn describe_common_errors(api: &mut OpenApi) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_a_panic_says_is_for_the_log_alone() {
+        for panic in [
+            Box::new("the key is canary") as Box<dyn Any + Send>,
+            Box::new("the key is canary".to_owned()),
+            Box::new(7),
+        ] {
+            let response = after_panic(panic);
+            assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+            let body = axum::body::to_bytes(response.into_body(), usize::MAX).await;
+            let body = String::from_utf8_lossy(&body.unwrap_or_default()).into_owned();
+            assert!(body.contains("detail") && !body.contains("canary"), "{body}");
+        }
+    }
+}
