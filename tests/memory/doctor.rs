@@ -279,6 +279,34 @@ async fn online_the_providers_and_services_are_asked() {
     assert!(!report.text.contains(super::stub::KEY), "{}", report.text);
 }
 
+/// Those that collections name, in the file of models.
+#[tokio::test]
+async fn online_the_models_behind_providers_are_asked() {
+    const ASKED: &str = "Provider of model far";
+    let stub = Stub::start().await;
+    let check = |online: bool| {
+        let setup = doctor(&config(&stub));
+        let entry = "embeddings: [{id: far, provider: stub, model: stub-embed, dimensions: 32}]";
+        let file = setup.file("embeddings.yml", entry);
+        let setup = setup.arg("--embeddings-config").arg(file);
+        let setup = if online { setup.arg("--online") } else { setup };
+        tokio::task::spawn_blocking(move || examine(setup))
+    };
+    let report = check(true).await.unwrap();
+    assert_eq!(report.status(ASKED), "pass", "{:#}", report.json);
+    stub.behave(Behaviour {
+        embed_status: Some(401),
+        ..Behaviour::default()
+    });
+    let report = check(true).await.unwrap();
+    assert_eq!(report.status(ASKED), "fail", "{:#}", report.json);
+    assert!(!report.text.contains(super::stub::KEY), "{}", report.text);
+    // Without being told to, it talks to nobody.
+    let report = check(false).await.unwrap();
+    assert_eq!(report.status("Embedding model far"), "pass", "{:#}", report.json);
+    assert!(!report.text.contains(ASKED), "{}", report.text);
+}
+
 #[test]
 fn in_a_pipe_it_is_plain_text() {
     let finished = doctor("").run();

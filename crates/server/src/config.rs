@@ -521,7 +521,9 @@ mod tests {
               three: {provider: chromadb, url: "http://h:3", auth: {type: api_key, header: x-key, key: canary-f}}
         "#;
         let all = settings(Flags::default(), &[("KEY", "canary-g")], yaml).unwrap();
-        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| panic!("cannot go on with {all:?}")));
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            panic!("cannot go on with {all:?}")
+        }));
         let said = *panic.unwrap_err().downcast::<String>().unwrap();
         assert!(said.contains("three") && said.contains("db.example"), "{said}");
         assert!(!said.contains("canary"), "{said}");

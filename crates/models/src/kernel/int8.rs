@@ -3,14 +3,15 @@
 //!
 //! A weight is `scale · q`, one scale per column and `q` from -127 to 127. A value of a row is
 //! `offset + scale · u`, one offset and scale per row and `u` from 0 to 255. The sum over the depth
-//! is then a sum of products of small integers, which AVX2 multiplies 32 at a time.
+//! is then a sum of products of small integers, which AVX2 multiplies 32 at a time, and AVX-512 with
+//! VNNI 64.
 //!
-//! Its instruction for that adds two products in 16 bits, and four are added here before they are
+//! The instruction of AVX2 adds two products in 16 bits, and four are added here before they are
 //! widened. They fit by construction: the four weights that meet in one such lane have positive
 //! parts whose sum is at most 128, and negative ones as well, so that even with 255 in every row
 //! the sum stays within ±32,640. A column whose weights would not fit gets a larger scale.
 //!
-//! The unsafe code is the reading of operands in [`avx2_dots`], whose lengths are checked before, and
+//! The unsafe code is the reading of operands in [`x86`], whose lengths are checked before, and
 //! the writing of results through a pointer, as in [`super::simd`].
 
 use std::ops::Range;
@@ -24,8 +25,6 @@ use crate::team::Team;
 const GROUP: usize = 8;
 /// Bytes of one group of one panel.
 const GROUP_BYTES: usize = GROUP * PANEL;
-/// Rows of one register tile: 4 × 2 accumulators leave eight registers for operands.
-const TILE_ROWS: usize = 4;
 /// Largest magnitude of a quantised weight.
 const LARGEST: f32 = 127.0;
 /// What the weights of one sign in one lane may sum up to before each is rounded, by up to a half.
@@ -157,8 +156,50 @@ pub(crate) struct ByteProduct<'a> {
     pub(crate) finish: Finish,
 }
 
+/// Which instructions add up the products of bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Four products at a time in 32 bits; made only by [`Way::all`], after the processor said that it can.
+    #[cfg(target_arch = "x86_64")]
+    Vnni,
+    /// Two at a time in 16 bits, see [`Isa`].
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    Portable,
+}
+
+impl Way {
+    /// What can run here on top of `isa`, the fastest first.
+    pub(super) fn all(isa: Isa) -> impl Iterator<Item = Self> {
+        #[cfg(target_arch = "x86_64")]
+        let wide = is_x86_feature_detected!("avx512vnni")
+            && is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl");
+        #[cfg(target_arch = "x86_64")]
+        let ways = [
+            (wide && isa == Isa::Avx2).then_some(Self::Vnni),
+            (isa == Isa::Avx2).then_some(Self::Avx2),
+            (isa == Isa::Portable).then_some(Self::Portable),
+        ];
+        #[cfg(not(target_arch = "x86_64"))]
+        let ways = {
+            let Isa::Portable = isa;
+            [Some(Self::Portable)]
+        };
+        ways.into_iter().flatten()
+    }
+}
+
 /// Computes `product` into the rows of `c`, as wide as the weights' columns, on the threads of `team`.
 pub(crate) fn run(isa: Isa, team: &Team, product: &ByteProduct<'_>, c: &mut [f32]) {
+    if let Some(way) = Way::all(isa).next() {
+        run_by(way, team, product, c);
+    }
+}
+
+pub(super) fn run_by(way: Way, team: &Team, product: &ByteProduct<'_>, c: &mut [f32]) {
     let ByteProduct { a, b, .. } = *product;
     let rows = a.steps.len();
     if rows == 0 || b.columns == 0 {
@@ -172,7 +213,7 @@ pub(crate) fn run(isa: Isa, team: &Team, product: &ByteProduct<'_>, c: &mut [f32
                 let block = block..rows.min(block + BLOCK_ROWS);
                 // SAFETY: `c` was checked to have all rows and columns, and the ranges of different
                 // threads are disjoint.
-                unsafe { run_panel(isa, product, output, panel, block) };
+                unsafe { run_panel(way, product, output, panel, block) };
             }
         }
     });
@@ -181,29 +222,36 @@ pub(crate) fn run(isa: Isa, team: &Team, product: &ByteProduct<'_>, c: &mut [f32
 /// # Safety
 /// `output` must be valid for the rows of `block` and the columns of `panel`, and no other thread may
 /// access those meanwhile.
-unsafe fn run_panel(isa: Isa, product: &ByteProduct<'_>, output: Output, panel: usize, block: Range<usize>) {
-    match isa {
+unsafe fn run_panel(way: Way, product: &ByteProduct<'_>, output: Output, panel: usize, block: Range<usize>) {
+    match way {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the instructions are there, see `Way`; the caller vouches for the rest.
+        Way::Vnni => unsafe { x86::vnni_panel(product, output, panel, block) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: AVX2 and FMA are there, see `Isa`; the caller vouches for the rest.
-        Isa::Avx2 => unsafe { avx2_panel(product, output, panel, block) },
+        Way::Avx2 => unsafe { x86::avx2_panel(product, output, panel, block) },
         // SAFETY: passed on to the caller.
-        Isa::Portable => unsafe { panel_rows::<false>(product, output, panel, block) },
+        Way::Portable => unsafe { panel_rows::<false, Portable>(product, output, panel, block) },
     }
 }
 
-/// # Safety
-/// As for [`run_panel`].
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn avx2_panel(product: &ByteProduct<'_>, output: Output, panel: usize, block: Range<usize>) {
-    // SAFETY: passed on to the caller.
-    unsafe { panel_rows::<true>(product, output, panel, block) };
+/// Sums of products of bytes, by one set of instructions.
+trait Dots {
+    /// Rows of one register tile, up to 8.
+    const ROWS: usize;
+
+    /// The sums over the depth for `R` rows and one panel.
+    ///
+    /// # Safety
+    /// The processor must have the instructions, `rows` must hold `R` rows of `stride` bytes, a multiple
+    /// of 8, and `panel` sixteen times as many as one row.
+    unsafe fn dots<const R: usize>(rows: &[u8], stride: usize, panel: &[u8]) -> [[i32; PANEL]; R];
 }
 
 /// # Safety
-/// As for [`run_panel`]; with `AVX2`, the processor must have AVX2 and FMA.
+/// As for [`run_panel`]; with `FMA`, the processor must have AVX2 and FMA, and it must have what `D` uses.
 #[inline(always)]
-unsafe fn panel_rows<const AVX2: bool>(
+unsafe fn panel_rows<const FMA: bool, D: Dots>(
     product: &ByteProduct<'_>,
     output: Output,
     panel: usize,
@@ -211,14 +259,18 @@ unsafe fn panel_rows<const AVX2: bool>(
 ) {
     let mut row = block.start;
     while row < block.end {
-        let height = TILE_ROWS.min(block.end - row);
+        let height = D::ROWS.min(block.end - row);
         // SAFETY: passed on to the caller.
         unsafe {
             match height {
-                1 => tile::<AVX2, 1>(product, output, panel, row),
-                2 => tile::<AVX2, 2>(product, output, panel, row),
-                3 => tile::<AVX2, 3>(product, output, panel, row),
-                _ => tile::<AVX2, 4>(product, output, panel, row),
+                1 => tile::<FMA, D, 1>(product, output, panel, row),
+                2 => tile::<FMA, D, 2>(product, output, panel, row),
+                3 => tile::<FMA, D, 3>(product, output, panel, row),
+                4 => tile::<FMA, D, 4>(product, output, panel, row),
+                5 => tile::<FMA, D, 5>(product, output, panel, row),
+                6 => tile::<FMA, D, 6>(product, output, panel, row),
+                7 => tile::<FMA, D, 7>(product, output, panel, row),
+                _ => tile::<FMA, D, 8>(product, output, panel, row),
             }
         }
         row += height;
@@ -230,7 +282,7 @@ unsafe fn panel_rows<const AVX2: bool>(
 /// # Safety
 /// As for [`panel_rows`].
 #[inline(always)]
-unsafe fn tile<const AVX2: bool, const R: usize>(
+unsafe fn tile<const FMA: bool, D: Dots, const R: usize>(
     product: &ByteProduct<'_>,
     output: Output,
     panel: usize,
@@ -239,16 +291,12 @@ unsafe fn tile<const AVX2: bool, const R: usize>(
     let ByteProduct { a, b, .. } = *product;
     let bytes = &a.bytes.as_bytes()[row * a.stride..][..R * a.stride];
     let weights = b.panel(panel);
-    let dots = if AVX2 {
-        // SAFETY: the caller vouches for AVX2; there are R rows of `stride` bytes, and a panel has
-        // sixteen bytes for each byte of a row.
-        unsafe { avx2_dots::<R>(bytes, a.stride, weights) }
-    } else {
-        portable_dots::<R>(bytes, a.stride, weights)
-    };
+    // SAFETY: the caller vouches for the instructions; there are R rows of `stride` bytes, and a panel
+    // has sixteen bytes for each byte of a row.
+    let dots = unsafe { D::dots::<R>(bytes, a.stride, weights) };
     let mut values = [[0.0; PANEL]; R];
     for (r, (values, dots)) in values.iter_mut().zip(&dots).enumerate() {
-        read_back::<AVX2>(&b.constants[panel], a.steps[row + r], dots, values);
+        read_back::<FMA>(&b.constants[panel], a.steps[row + r], dots, values);
     }
     let place = Place {
         row,
@@ -256,7 +304,7 @@ unsafe fn tile<const AVX2: bool, const R: usize>(
         columns: b.columns,
     };
     // SAFETY: passed on to the caller.
-    unsafe { simd::write_tile::<AVX2, R>(values, output, place, product.start, product.finish) };
+    unsafe { simd::write_tile::<FMA, R>(values, output, place, product.start, product.finish) };
 }
 
 /// From integers back to numbers, with the bias.
@@ -276,82 +324,29 @@ fn read_back<const FMA: bool>(
     }
 }
 
-fn portable_dots<const R: usize>(rows: &[u8], stride: usize, panel: &[u8]) -> [[i32; PANEL]; R] {
-    let mut dots = [[0; PANEL]; R];
-    for (r, dots) in dots.iter_mut().enumerate() {
-        let steps = rows[r * stride..][..stride].as_chunks::<4>().0;
-        for (row, weights) in steps.iter().zip(panel.as_chunks::<{ 4 * PANEL }>().0) {
-            for (dot, weights) in dots.iter_mut().zip(weights.as_chunks::<4>().0) {
-                for (value, weight) in row.iter().zip(weights) {
-                    *dot += i32::from(*value) * i32::from(weight.cast_signed());
+struct Portable;
+
+impl Dots for Portable {
+    const ROWS: usize = 4;
+
+    unsafe fn dots<const R: usize>(rows: &[u8], stride: usize, panel: &[u8]) -> [[i32; PANEL]; R] {
+        let mut dots = [[0; PANEL]; R];
+        for (r, dots) in dots.iter_mut().enumerate() {
+            let steps = rows[r * stride..][..stride].as_chunks::<4>().0;
+            for (row, weights) in steps.iter().zip(panel.as_chunks::<{ 4 * PANEL }>().0) {
+                for (dot, weights) in dots.iter_mut().zip(weights.as_chunks::<4>().0) {
+                    for (value, weight) in row.iter().zip(weights) {
+                        *dot += i32::from(*value) * i32::from(weight.cast_signed());
+                    }
                 }
             }
         }
+        dots
     }
-    dots
 }
 
-/// The sums over the depth for `R` rows and one panel.
-///
-/// # Safety
-/// The processor must have AVX2, `rows` must hold `R` rows of `stride` bytes, a multiple of 8, and
-/// `panel` sixteen times that many as one row.
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-#[inline]
-unsafe fn avx2_dots<const R: usize>(rows: &[u8], stride: usize, panel: &[u8]) -> [[i32; PANEL]; R] {
-    use std::arch::x86_64::{
-        __m256i, _mm256_add_epi16, _mm256_add_epi32, _mm256_loadu_si256, _mm256_madd_epi16,
-        _mm256_maddubs_epi16, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_setzero_si256,
-        _mm256_storeu_si256,
-    };
-
-    debug_assert!(rows.len() >= R * stride && panel.len() >= stride * PANEL && stride.is_multiple_of(GROUP));
-    let ones = _mm256_set1_epi16(1);
-    let mut acc: [[__m256i; 2]; R] = [[_mm256_setzero_si256(); 2]; R];
-    let (mut row, mut weights) = (rows.as_ptr(), panel.as_ptr().cast::<__m256i>());
-    for _ in 0..stride / GROUP {
-        // SAFETY: each round reads 8 bytes of each row and 128 of the panel, and there are as many
-        // as the caller vouches for.
-        unsafe {
-            let first = [_mm256_loadu_si256(weights), _mm256_loadu_si256(weights.add(1))];
-            let second = [
-                _mm256_loadu_si256(weights.add(2)),
-                _mm256_loadu_si256(weights.add(3)),
-            ];
-            for (r, acc) in acc.iter_mut().enumerate() {
-                let at = row.add(r * stride).cast::<i32>();
-                let left = _mm256_set1_epi32(at.read_unaligned());
-                let right = _mm256_set1_epi32(at.add(1).read_unaligned());
-                for (half, acc) in acc.iter_mut().enumerate() {
-                    // Never saturates, by the choice of scales.
-                    let products = _mm256_add_epi16(
-                        _mm256_maddubs_epi16(left, first[half]),
-                        _mm256_maddubs_epi16(right, second[half]),
-                    );
-                    *acc = _mm256_add_epi32(*acc, _mm256_madd_epi16(products, ones));
-                }
-            }
-            row = row.add(GROUP);
-            weights = weights.add(4);
-        }
-    }
-    let mut dots = [[0; PANEL]; R];
-    for (dots, [low, high]) in dots.iter_mut().zip(acc) {
-        // SAFETY: sixteen integers are two registers.
-        unsafe {
-            _mm256_storeu_si256(dots.as_mut_ptr().cast(), low);
-            _mm256_storeu_si256(dots.as_mut_ptr().add(PANEL / 2).cast(), high);
-        }
-    }
-    dots
-}
-
-/// Never called: other processors have no AVX2.
-#[cfg(not(target_arch = "x86_64"))]
-unsafe fn avx2_dots<const R: usize>(rows: &[u8], stride: usize, panel: &[u8]) -> [[i32; PANEL]; R] {
-    portable_dots::<R>(rows, stride, panel)
-}
+mod x86;
 
 #[cfg(test)]
 mod tests;

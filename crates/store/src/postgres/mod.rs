@@ -82,7 +82,7 @@ impl Default for PostgresOptions {
             writers: 6,
             thresholds: Thresholds {
                 index_from: 10_000,
-                exact_up_to: 15_000,
+                exact_up_to: 25_000,
                 settle: Duration::from_secs(5),
             },
         }

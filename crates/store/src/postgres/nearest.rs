@@ -57,8 +57,9 @@ impl Way {
             _ if request.filter.is_everything() => Self::Index(index, BREADTH),
             None => Self::Sample,
             Some(matching) if matching > thresholds.exact_up_to as f64 => {
-                // As many of those in view are to match as would be in view without the filter.
-                let breadth = BREADTH as f64 * seen.count as f64 / matching;
+                // Of those in view, more are to match than would be in view without the filter: those
+                // that match are less well connected.
+                let breadth = 1.5 * BREADTH as f64 * seen.count as f64 / matching;
                 Self::Index(index, (breadth as usize).clamp(BREADTH, BROADEST))
             }
             Some(_) => Self::All,

@@ -47,10 +47,11 @@ fn products_are_exact_for_the_numbers_that_the_bytes_stand_for() {
                     "{weight} became {close}"
                 );
             }
-            let cases = sets()
+            let ways = sets()
                 .into_iter()
-                .flat_map(|isa| [(isa, Start::Zero), (isa, Start::Existing)]);
-            for (isa, start) in cases {
+                .flat_map(|isa| Way::all(isa).map(move |way| (isa, way)));
+            let cases = ways.flat_map(|(isa, way)| [(isa, way, Start::Zero), (isa, way, Start::Existing)]);
+            for (isa, way, start) in cases {
                 let mut c = before.clone();
                 let mut bytes = ByteRows::default();
                 bytes.quantize(isa, &a, depth);
@@ -60,7 +61,7 @@ fn products_are_exact_for_the_numbers_that_the_bytes_stand_for() {
                     start,
                     finish: Finish::Relu,
                 };
-                run(isa, &Team::solo(), &product, &mut c);
+                run_by(way, &Team::solo(), &product, &mut c);
                 for (row, values) in c.chunks_exact(columns).enumerate() {
                     let a = read_back(isa, &a[row * depth..][..depth]);
                     for (column, value) in values.iter().enumerate() {
@@ -70,7 +71,7 @@ fn products_are_exact_for_the_numbers_that_the_bytes_stand_for() {
                         let expected = (first + f64::from(bias[column]) + dot(&a, &b)).max(0.0);
                         assert!(
                             (f64::from(*value) - expected).abs() < 1e-5 * (depth as f64 + expected),
-                            "{isa:?} {rows}x{depth}x{columns} at {row}, {column}: {value}, not {expected}"
+                            "{way:?} {rows}x{depth}x{columns} at {row}, {column}: {value}, not {expected}"
                         );
                     }
                 }
