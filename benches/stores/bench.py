@@ -158,11 +158,11 @@ def compare(server, database, table, data, queries, below):
     )
 
 
-def throughput(servers, seconds=10, clients=8):
-    """Queries a second, by text, shared evenly."""
+def throughput(servers, words, seconds=10, clients=8):
+    """Queries a second, by texts of so many words, shared evenly."""
     end = time.monotonic() + seconds
     rng = numpy.random.default_rng(5)
-    texts = [" ".join(WORDS[w] for w in rng.integers(len(WORDS), size=8)) for _ in range(1000)]
+    texts = [" ".join(WORDS[w] for w in rng.integers(len(WORDS), size=words)) for _ in range(1000)]
 
     def run(number):
         done = 0
@@ -209,16 +209,20 @@ def processes(arguments):
     one.ask("POST", "/collections/texts/documents", {"documents": documents})
     two = Server(arguments, *options)
 
-    def scaling(where):
-        alone, both, again = throughput([one]), throughput([one, two]), throughput([one])
+    def scaling(where, words):
+        alone, both, again = (throughput(servers, words) for servers in ([one], [one, two], [one]))
         faster = both / max(alone, again)
-        print(f"{where}: one process {alone:.0f} and {again:.0f} queries/s, two {both:.0f}: x {faster:.2f}")
+        print(
+            f"{where}, queries of {words} words: one process {alone:.0f} and {again:.0f} queries/s, "
+            f"two {both:.0f}: x {faster:.2f}"
+        )
 
-    scaling("Postgres, the client and the processes on the same processors")
+    for words in (8, 32):
+        scaling("Postgres, the client and the processes on the same processors", words)
     shares = []
     try:
         shares = [Share(server.process, SHARE) for server in (one, two)]
-        scaling(f"each process with {SHARE} of a processor of its own")
+        scaling(f"each process with {SHARE} of a processor of its own", 8)
     except OSError as error:
         print(f"shares of processors cannot be given out: {error}")
     one.stop()
