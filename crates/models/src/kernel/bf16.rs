@@ -95,10 +95,9 @@ fn tiles(block: Range<usize>) -> impl Iterator<Item = Range<usize>> {
 /// A right-hand side of sixteen-bit weights with its bias, in panels of 16 columns.
 pub(crate) struct HalfWeights {
     native: Native,
-    /// Pairs of one column.
+    /// Values of one column, and how many pairs they are.
     depth: usize,
-    /// Values of one column.
-    values: usize,
+    pairs: usize,
     columns: usize,
     /// By panel, pair of depths, column.
     panels: AlignedBuffer,
@@ -112,14 +111,14 @@ impl HalfWeights {
         let columns = bias.len();
         let mut packed = Self {
             native,
-            depth: depth.div_ceil(2),
-            values: depth,
+            depth,
+            pairs: depth.div_ceil(2),
             columns,
             panels: AlignedBuffer::default(),
             bias: bias.to_vec(),
         };
         packed.bias.resize(columns.next_multiple_of(PANEL), 0.0);
-        let panel_pairs = packed.depth * PANEL;
+        let panel_pairs = packed.pairs * PANEL;
         let pairs = packed.panels.reserve_pairs(columns.div_ceil(PANEL) * panel_pairs);
         for (column, weights) in weights.chunks_exact(depth).enumerate() {
             let panel = &mut pairs[column / PANEL * panel_pairs..][..panel_pairs];
@@ -135,11 +134,11 @@ impl HalfWeights {
     }
 
     pub(crate) fn depth(&self) -> usize {
-        self.values
+        self.depth
     }
 
     fn panel(&self, number: usize) -> &[Pair] {
-        let length = self.depth * PANEL;
+        let length = self.pairs * PANEL;
         &self.panels.as_pairs()[number * length..][..length]
     }
 }
@@ -164,7 +163,7 @@ pub(crate) fn run(team: &Team, product: &HalfProduct<'_>, c: &mut [f32]) {
     if a.rows == 0 || b.columns == 0 {
         return;
     }
-    assert!(a.depth == b.depth && c.len() >= a.rows * b.columns);
+    assert!(a.depth == b.pairs && c.len() >= a.rows * b.columns);
     let output = Output::new(c);
     simd::for_panels(team, b.columns.div_ceil(PANEL), &|range| {
         for block in blocks(a.rows) {
@@ -220,8 +219,8 @@ unsafe fn tile_of(product: &HalfProduct<'_>, output: Output, panel: usize, tile:
 #[cfg(target_arch = "x86_64")]
 mod avx512 {
     use std::arch::x86_64::{
-        __m512, __m512bh, _mm512_cvtne2ps_pbh, _mm512_dpbf16_ps, _mm512_loadu_ps, _mm512_loadu_si512,
-        _mm512_set1_epi32, _mm512_setzero_ps, _mm512_storeu_ps, _mm512_storeu_si512,
+        __m512, __m512bh, __m512i, _mm512_cvtne2ps_pbh, _mm512_dpbf16_ps, _mm512_loadu_ps,
+        _mm512_loadu_si512, _mm512_set1_epi32, _mm512_setzero_ps, _mm512_storeu_ps, _mm512_storeu_si512,
     };
     use std::mem::transmute;
 
@@ -243,8 +242,8 @@ mod avx512 {
                 unsafe {
                     let low = _mm512_loadu_ps(values.as_ptr());
                     let high = _mm512_loadu_ps(values.as_ptr().add(AT_ONCE / 2));
-                    let both: __m512bh = _mm512_cvtne2ps_pbh(high, low);
-                    _mm512_storeu_si512(rounded.as_mut_ptr().cast(), transmute(both));
+                    let both = _mm512_cvtne2ps_pbh(high, low);
+                    _mm512_storeu_si512(rounded.as_mut_ptr().cast(), transmute::<__m512bh, __m512i>(both));
                 }
                 // In this order: what ends first is asked first, and takes nothing of the other.
                 for (pair, into) in rounded.into_iter().zip(into.by_ref()) {
@@ -276,10 +275,11 @@ mod avx512 {
             // SAFETY: there are `depth` times `R` pairs of rows and `depth` times 16 of weights; a pair
             // is as long as an integer of 32 bits, and both registers are 64 bytes of any value.
             unsafe {
-                let weights: __m512bh = transmute(_mm512_loadu_si512(weights.add(k * PANEL).cast()));
+                let weights = _mm512_loadu_si512(weights.add(k * PANEL).cast());
+                let weights = transmute::<__m512i, __m512bh>(weights);
                 for (r, acc) in acc.iter_mut().enumerate() {
                     let pair = rows.add(k * R + r).cast::<i32>().read_unaligned();
-                    let pair: __m512bh = transmute(_mm512_set1_epi32(pair));
+                    let pair = transmute::<__m512i, __m512bh>(_mm512_set1_epi32(pair));
                     *acc = _mm512_dpbf16_ps(*acc, weights, pair);
                 }
             }
