@@ -17,14 +17,18 @@ async fn with_models() -> Server {
         .await
 }
 
-/// Runs a script of this folder with the server's address; it asserts for itself.
-async fn run(script: &'static str, server: &Server) {
-    let python = std::env::var_os("RAGSTONE_TEST_PYTHON").expect(
+/// The interpreter that has the libraries.
+pub fn python() -> std::ffi::OsString {
+    std::env::var_os("RAGSTONE_TEST_PYTHON").expect(
         "RAGSTONE_TEST_PYTHON names no interpreter with the packages of tests/requirements.txt: run `cargo xtask test`, \
          or `cargo xtask python` for the path to set",
-    );
+    )
+}
+
+/// Runs a script of this folder with the server's address; it asserts for itself.
+async fn run(script: &'static str, server: &Server) {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/clients/");
-    let mut command = Command::new(python);
+    let mut command = Command::new(python());
     command
         .arg(format!("{path}{script}"))
         .arg(server.url(""))

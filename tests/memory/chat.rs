@@ -190,10 +190,7 @@ async fn refusals_of_the_provider_are_told_without_its_key() {
 
 #[tokio::test]
 async fn the_official_openai_client_works_unmodified() {
-    let Some(python) = std::env::var_os("RAGSTONE_TEST_PYTHON") else {
-        eprintln!("skipped: RAGSTONE_TEST_PYTHON is not set; `cargo xtask test` sets it");
-        return;
-    };
+    let python = crate::clients::python();
     let stub = Stub::start().await;
     let server = setup(&stub).env("RAGSTONE_API_KEYS", "own-key").start().await;
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/clients/openai_chat.py");

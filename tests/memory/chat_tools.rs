@@ -99,10 +99,7 @@ fn gemini(path: &str, body: &Value) -> Response {
 
 #[tokio::test]
 async fn tools_and_structured_answers_work_with_the_official_client() {
-    let Some(python) = std::env::var_os("RAGSTONE_TEST_PYTHON") else {
-        eprintln!("skipped: RAGSTONE_TEST_PYTHON is not set; `cargo xtask test` sets it");
-        return;
-    };
+    let python = crate::clients::python();
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/clients/openai_tools.py");
     for (kind, answer) in [
         ("anthropic", anthropic as fn(&str, &Value) -> Response),

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::stub::{Behaviour, Stub};
 use super::{config, save_knowledge, setup, until_embedded};
-use crate::support::Setup;
+use crate::support::{Setup, postgres};
 
 const EMBEDDING: &str = "Embedding / RAG";
 
@@ -223,6 +223,58 @@ async fn the_stored_vectors_are_compared_with_the_configuration() {
     // The doctor changed nothing.
     let server = server.restarted().await;
     until_embedded(&server, 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_on_postgres_is_looked_into_as_well() {
+    let stub = Stub::start().await;
+    let url = postgres::new_database();
+    let check = |yaml: String| {
+        let setup = doctor(&yaml).arg("--store").arg(&url);
+        tokio::task::spawn_blocking(move || examine(setup))
+    };
+    let unused = check(config(&stub)).await.unwrap();
+    assert_eq!(unused.status("Store"), "pass", "{:#}", unused.json);
+    assert!(
+        unused.message("Store").contains("schema 0 of"),
+        "{:#}",
+        unused.json
+    );
+
+    let setup = Setup::serve_embedded()
+        .arg("--no-embeddings")
+        .arg("--store")
+        .arg(&url);
+    let server = setup.config(&config(&stub)).start().await;
+    save_knowledge(&server, "a", "tea").await;
+    until_embedded(&server, 1).await;
+    let same = check(config(&stub)).await.unwrap();
+    assert_eq!(same.status(EMBEDDING), "pass", "{:#}", same.json);
+    let other = config(&stub).replace("dimensions: 32", "dimensions: 64");
+    let other = check(other).await.unwrap();
+    assert_eq!(other.status(EMBEDDING), "warn", "{:#}", other.json);
+    assert!(other.message(EMBEDDING).contains("stored vectors have 32"));
+    drop(server);
+
+    postgres::run_sql(&url, "INSERT INTO ragstone.migrations (version) VALUES (99)").unwrap();
+    let newer = check(config(&stub)).await.unwrap();
+    assert_eq!(newer.status("Store"), "fail");
+    assert!(
+        newer.message("Store").contains("newer Ragstone"),
+        "{:#}",
+        newer.json
+    );
+}
+
+#[test]
+fn the_names_and_kinds_of_services_are_those_that_serve_takes() {
+    let report = examine(doctor(
+        "services: {mine: {provider: local}, local: {provider: local}, 'a b': {provider: local}}",
+    ));
+    for (name, status) in [("mine", "pass"), ("local", "fail"), ("a b", "fail")] {
+        let name = format!("Service {name}");
+        assert_eq!(report.status(&name), status, "{:#}", report.json);
+    }
 }
 
 #[tokio::test]

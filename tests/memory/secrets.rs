@@ -2,16 +2,21 @@
 
 use serde_json::json;
 
+use super::config;
 use super::stub::{self, Behaviour, Stub};
-use super::{config, setup};
 use crate::support::Setup;
 
 /// The stub answers on another thread while this one waits for a process to end.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_canary_key_is_in_no_answer_log_line_error_or_report() {
     let stub = Stub::start().await;
-    let server = setup(&stub).env("RAGSTONE_LOG", "trace").start().await;
-    let mut shown = String::new();
+    // A model of collections that is behind the same provider.
+    let setup = Setup::serve().config(&config(&stub)).env("RAGSTONE_LOG", "trace");
+    let far = "embeddings: [{id: far, provider: stub, model: stub-embed, dimensions: 32, version: '1'}]";
+    let models = setup.file("embeddings.yml", far);
+    let server = setup.arg("--embeddings-config").arg(models).start().await;
+    let named = json!({"name": "c", "embedding_model": "far"});
+    let mut shown = format!("{:?}\n", server.post("/collections", named).await);
     for (embed, chat) in [
         (None, None),
         (Some(401), Some(401)),
@@ -40,6 +45,34 @@ async fn a_canary_key_is_in_no_answer_log_line_error_or_report() {
                 .post(
                     "/api/providers/chromadb-wrapper/test",
                     json!({"config": {"url": stub.url()}}),
+                )
+                .await,
+            server
+                .post(
+                    "/collections/c/documents",
+                    json!({"documents": [{"id": key, "text": format!("tea {key}")}]}),
+                )
+                .await,
+            server
+                .post("/collections/c/query", json!({"query": format!("cup {key}")}))
+                .await,
+            server
+                .post(
+                    "/v1/embeddings",
+                    json!({"model": "far", "input": format!("pot {key}")}),
+                )
+                .await,
+            server
+                .post("/embed", json!({"inputs": format!("leaf {key}")}))
+                .await,
+            server
+                .post(
+                    "/api/rag/collect",
+                    json!({
+                        "user_message": format!("and {key}?"),
+                        "conversation_id": "talk",
+                        "collections": [{"service": "local", "name": "c"}],
+                    }),
                 )
                 .await,
         ];

@@ -3,6 +3,8 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::{document, fill, ragstone, text};
+use crate::memory::stub::Stub;
+use crate::memory::{config, save_knowledge, until_embedded};
 use crate::support::chroma::ChromaServer;
 use crate::support::port::unused_port;
 use crate::support::{Server, Setup};
@@ -17,6 +19,7 @@ async fn a_service_over_chromadb() {
     names_and_numbers_that_chromadb_cannot_take_are_kept(&server).await;
     let server = records_are_kept_here(server).await;
     collections_are_copied_there_and_back(&server, &chroma).await;
+    what_one_process_remembers_another_leaves_alone(&chroma).await;
     an_engine_that_hangs_keeps_nobody_waiting(&server, &chroma).await;
     an_engine_that_goes_away_is_said_and_its_return_noticed(&server, &mut chroma).await;
 }
@@ -124,6 +127,35 @@ async fn records_are_kept_here(server: Server) -> Server {
     assert_eq!(read["content"], "kept");
     assert!(server.setup().data_dir().join("ragstone.db").exists());
     server
+}
+
+/// Each has its own memory, and its vectors with it.
+async fn what_one_process_remembers_another_leaves_alone(chroma: &ChromaServer) {
+    let stub = Stub::start().await;
+    let start = || {
+        let setup = Setup::serve_embedded()
+            .arg("--no-embeddings")
+            .config(&config(&stub));
+        let setup = setup.arg("--store").arg(chroma.store_url());
+        async move { setup.start().await }
+    };
+    let first = start().await;
+    save_knowledge(&first, "tea", "tea is at four").await;
+    until_embedded(&first, 1).await;
+    let second = start().await;
+    save_knowledge(&second, "fuel", "fuel is in the shed").await;
+    until_embedded(&second, 1).await;
+    for (server, key) in [(first, "tea"), (second, "fuel")] {
+        // Also after a start that looks for what is left over.
+        let server = server.restarted().await;
+        let found = server
+            .post("/rag/retrieve", json!({"query": "when is tea?"}))
+            .await
+            .ok();
+        let found = found["results"].as_array().unwrap();
+        let ids: Vec<&str> = found.iter().filter_map(|hit| hit["id"].as_str()).collect();
+        assert_eq!(ids, [key], "{found:?}");
+    }
 }
 
 async fn collections_are_copied_there_and_back(server: &Server, chroma: &ChromaServer) {

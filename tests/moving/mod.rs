@@ -4,6 +4,7 @@
 mod backup;
 mod chroma;
 mod commands;
+mod postgres;
 mod routes;
 
 use std::path::Path;

@@ -4,4 +4,5 @@ mod command_line;
 mod configuration;
 mod logs;
 mod models;
+mod quickstart;
 mod stopping;

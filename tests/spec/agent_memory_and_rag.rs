@@ -317,6 +317,16 @@ async fn req_emb_013_given_no_session_key_all_results_are_returned() {
     assert_eq!(sorted_ids(&answer).len(), 6);
 }
 
+#[tokio::test]
+async fn req_emb_014_given_nil_search_options_behavior_is_identical() {
+    let stub = Stub::start().await;
+    let server = filled(&stub).await;
+    let plain = retrieve(&server, json!({"query": "tea", "limit": 10})).await;
+    let nil = json!({"query": "tea", "limit": 10, "session_key": null, "max_distance": null});
+    assert_eq!(sorted_ids(&plain).len(), 6);
+    assert_eq!(retrieve(&server, nil).await["results"], plain["results"]);
+}
+
 /// However few of the entries match, the best of those that do are found.
 #[tokio::test]
 async fn req_emb_014_given_a_metadata_filter_results_match_all_pairs() {

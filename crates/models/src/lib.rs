@@ -59,11 +59,6 @@ pub use error::LoadError;
 pub use inspect::{inspect_cross_encoder, inspect_embedder};
 pub use reranker::{CrossEncoder, CrossEncoderOptions};
 
-/// The instructions that the arithmetic uses on this processor, for logs and diagnosis.
-pub fn instruction_set() -> &'static str {
-    kernel::simd::Isa::detect().name()
-}
-
 /// Gets the files of an entry of `embeddings.yml`, downloading them if need be, and loads the model.
 pub async fn open_embedder(
     engine: &Engine,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use ragstone_core::chat::ChatModel;
 use ragstone_core::model::Embedder;
 use ragstone_core::records::Records;
+use ragstone_core::store::Store;
 use ragstone_providers::config::{EmbeddingConfig, RagConfig};
 use ragstone_providers::{chat, embedding};
 use ragstone_rag::chat::{ContextAwareModelAdapter, ContextOptions};
@@ -38,8 +39,8 @@ impl Agent {
         settings: &Settings,
         service: &Service,
         records: Arc<dyn Records>,
+        store: Arc<dyn Store>,
     ) -> anyhow::Result<Self> {
-        let store = Arc::clone(&service.store);
         check_rag(&settings.embedding.rag)?;
         let chat = chat_model(settings)?;
         let Some((embedder, options)) = memory_embedder(settings, &service.models)? else {

@@ -514,7 +514,10 @@ mod tests {
     fn a_panic_over_the_settings_shows_no_key() {
         let yaml = r#"
             server: {apiKeys: [canary-a], store: "postgres://ann:canary-b@db.example/rag"}
-            providers: {openai: {type: openai, apiKey: canary-c}, google: {type: google, apiKey: "${KEY}"}}
+            providers:
+              openai: {type: openai, apiKey: canary-c, baseUrl: "http://u:canary-h@h:4/?key=canary-i"}
+              google: {type: google, apiKey: "${KEY}"}
+            embedding: {provider: local, local: {baseUrl: "http://u:canary-j@h:5"}}
             services:
               one: {provider: chromadb-wrapper, url: "http://h:1", auth: {type: bearer, token: canary-d}}
               two: {provider: chromadb-wrapper, url: "http://h:2", auth: {type: basic, username: u, password: canary-e}}

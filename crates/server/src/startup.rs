@@ -77,7 +77,7 @@ impl Running {
             models: Arc::new(models),
         };
         let gateway = connect_services(settings, &service)?;
-        let agent = Agent::start(settings, &service, store.records()).await?;
+        let agent = Agent::start(settings, &service, store.records(), store.vectors_of_records()).await?;
         let conversations = Conversations {
             records: store.records(),
             models: Arc::clone(&service.models),

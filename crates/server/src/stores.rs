@@ -72,6 +72,15 @@ impl OpenStore {
         }
     }
 
+    /// Where the vectors of records are: beside them, because a process that has records of its own would
+    /// take those of others for left over.
+    pub(crate) fn vectors_of_records(&self) -> Arc<dyn Store> {
+        match self {
+            Self::Embedded(_) | Self::Postgres(_) => self.store(),
+            Self::Chroma { records, .. } => Arc::clone(records) as _,
+        }
+    }
+
     /// Finishes the writes that were accepted, and lets go.
     pub(crate) async fn close(&self) -> Result<(), StoreError> {
         match self {

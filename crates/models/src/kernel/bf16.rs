@@ -52,7 +52,8 @@ type Pair = [bf16; 2];
 pub(crate) struct HalfRows {
     pairs: AlignedBuffer,
     rows: usize,
-    /// Pairs of one row; the last of an odd number of values is filled up with zero.
+    /// Values of one row, and how many pairs they are; the last of an odd number is filled up with zero.
+    values: usize,
     depth: usize,
 }
 
@@ -60,7 +61,7 @@ impl HalfRows {
     /// Takes over rows of `depth` values each.
     pub(crate) fn round(&mut self, native: Native, values: &[f32], depth: usize) {
         self.rows = values.len() / depth;
-        self.depth = depth.div_ceil(2);
+        (self.values, self.depth) = (depth, depth.div_ceil(2));
         let pairs = self.pairs.reserve_pairs(self.rows * self.depth);
         for tile in blocks(self.rows).flat_map(tiles) {
             let pairs = &mut pairs[tile.start * self.depth..tile.end * self.depth];
@@ -137,6 +138,7 @@ impl HalfWeights {
         self.depth
     }
 
+    #[cfg(target_arch = "x86_64")]
     fn panel(&self, number: usize) -> &[Pair] {
         let length = self.pairs * PANEL;
         &self.panels.as_pairs()[number * length..][..length]
@@ -150,6 +152,10 @@ fn pair(values: &[f32]) -> Pair {
 }
 
 /// One product: the rounded rows `a` times `b` plus its bias.
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(dead_code, reason = "nothing multiplies them there")
+)]
 pub(crate) struct HalfProduct<'a> {
     pub(crate) a: &'a HalfRows,
     pub(crate) b: &'a HalfWeights,
@@ -163,7 +169,7 @@ pub(crate) fn run(team: &Team, product: &HalfProduct<'_>, c: &mut [f32]) {
     if a.rows == 0 || b.columns == 0 {
         return;
     }
-    assert!(a.depth == b.pairs && c.len() >= a.rows * b.columns);
+    assert!(a.values == b.depth && c.len() >= a.rows * b.columns);
     let output = Output::new(c);
     simd::for_panels(team, b.columns.div_ceil(PANEL), &|range| {
         for block in blocks(a.rows) {

@@ -1,5 +1,5 @@
 //! The unsafe arithmetic on `f32`: the 6 × 16 register tile and the calls into code compiled for AVX2
-//! and FMA. [`super::int8`] has its counterpart for eight-bit weights.
+//! and FMA. [`super::bf16`] and [`super::int8`] have their counterparts for weights of fewer bits.
 //!
 //! Three facts keep it sound. [`run`] checks the lengths of its operands against the whole product
 //! before the first tile. The parts of one product that run on several threads are ranges of
@@ -32,14 +32,6 @@ impl Isa {
             return Self::Avx2;
         }
         Self::Portable
-    }
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => "avx2+fma",
-            Self::Portable => "portable",
-        }
     }
 }
 
@@ -89,6 +81,7 @@ impl AlignedBuffer {
     }
 
     /// The same memory as pairs of halves, for a buffer that is used for those.
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn as_pairs(&self) -> &[[bf16; 2]] {
         let floats = self.as_slice();
         // SAFETY: a pair is as large as a float, needs no greater alignment, and any bits are one.

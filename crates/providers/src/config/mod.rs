@@ -17,7 +17,7 @@ pub use service::{Endpoint, RetryConfig, ServiceConfig, read_connection};
 /// The `providers` section: named credentials.
 pub type Providers = BTreeMap<String, ProviderEntry>;
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Clone, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ProviderEntry {
     #[serde(rename = "type")]
@@ -26,6 +26,16 @@ pub struct ProviderEntry {
     pub api_key: Option<Secret>,
     #[serde(default, alias = "base_url")]
     pub base_url: Option<String>,
+}
+
+/// Somebody may have put a password into the address, which is refused only when it is used.
+impl std::fmt::Debug for ProviderEntry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ProviderEntry")
+            .field("provider_type", &self.provider_type)
+            .field("api_key", &self.api_key)
+            .finish_non_exhaustive()
+    }
 }
 
 /// The `embedding` section: what embeds agent memory.
@@ -43,12 +53,21 @@ pub struct EmbeddingConfig {
     pub rag: RagConfig,
 }
 
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct LocalEmbedding {
     #[serde(alias = "base_url")]
     pub base_url: String,
     pub model: String,
+}
+
+/// As of a [`ProviderEntry`].
+impl std::fmt::Debug for LocalEmbedding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LocalEmbedding")
+            .field("model", &self.model)
+            .finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]

@@ -86,10 +86,6 @@ impl Gateway {
             backend: Arc::new(local),
         }];
         for (name, connection) in config.services {
-            if name == LOCAL {
-                let message = "this name belongs to the service in this process; choose another";
-                return Err(ConfigError::field(format!("services.{LOCAL}"), message));
-            }
             check_service_name(name)?;
             let context = ConnectContext {
                 service: name,
@@ -161,7 +157,12 @@ impl Gateway {
 }
 
 /// A name stands in addresses, logs and metrics as it is.
-fn check_service_name(name: &str) -> Result<(), ConfigError> {
+/// Whether a service of the configuration may have this name.
+pub fn check_service_name(name: &str) -> Result<(), ConfigError> {
+    if name == LOCAL {
+        let message = "this name belongs to the service in this process; choose another";
+        return Err(ConfigError::field(format!("services.{LOCAL}"), message));
+    }
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     if (1..=64).contains(&name.len()) && name.chars().all(plain) {
         return Ok(());

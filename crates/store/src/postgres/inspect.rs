@@ -4,19 +4,25 @@ use std::fmt;
 use std::time::Duration;
 
 use super::pool::{PoolSize, Session, pool};
-use super::schema::applied;
+use super::read::width;
+use super::schema::{applied, known};
 use super::statement::Statement;
 use super::url::PostgresUrl;
 use super::{READ_DEADLINE, within};
 use crate::error::{Error, Result};
+use crate::inspect::InspectedCollection;
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct PostgresInspection {
     pub server: String,
     /// The version of pgvector that is, or would be, installed.
     pub pgvector: String,
     /// How many migrations have been applied; 0 of a database that was never used.
     pub schema: i64,
+    /// How many this program knows.
+    pub known_schema: i64,
+    /// Where the schema is the one that this program knows.
+    pub collections: Vec<InspectedCollection>,
 }
 
 impl fmt::Display for PostgresInspection {
@@ -25,8 +31,15 @@ impl fmt::Display for PostgresInspection {
             server,
             pgvector,
             schema,
+            known_schema,
+            collections,
         } = self;
-        write!(f, "Postgres {server}, pgvector {pgvector}, schema {schema}")
+        let visible = collections.iter().filter(|found| !found.name.starts_with('.'));
+        let visible = visible.count();
+        write!(
+            f,
+            "Postgres {server}, pgvector {pgvector}, schema {schema} of {known_schema}, {visible} collections"
+        )
     }
 }
 
@@ -48,13 +61,35 @@ pub async fn inspect_postgres(url: &PostgresUrl) -> Result<PostgresInspection> {
         let row = rows
             .first()
             .ok_or_else(|| Error::Damaged("a row is missing".into()))?;
+        let schema = applied(&session).await?;
+        let known_schema = known();
+        let collections = match schema == known_schema {
+            true => inspected_collections(&session).await?,
+            false => Vec::new(),
+        };
         Ok(PostgresInspection {
             server: row.try_get(0)?,
             pgvector: row
                 .try_get::<_, Option<String>>(1)?
                 .ok_or(Error::NoVectorExtension(None))?,
-            schema: applied(&session).await?,
+            schema,
+            known_schema,
+            collections,
         })
     })
     .await
+}
+
+async fn inspected_collections(session: &Session) -> Result<Vec<InspectedCollection>> {
+    let all = Statement::new("SELECT name, metadata, dimensions FROM ragstone.collections ORDER BY name");
+    let rows = session.query(&all).await?;
+    rows.iter()
+        .map(|row| {
+            Ok(InspectedCollection {
+                name: row.try_get(0)?,
+                metadata: serde_json::from_str(row.try_get(1)?)?,
+                dimensions: width(row.try_get(2)?),
+            })
+        })
+        .collect()
 }

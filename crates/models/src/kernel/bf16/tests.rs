@@ -63,6 +63,26 @@ fn products_are_exact_for_the_rounded_numbers() {
 }
 
 #[test]
+fn what_was_there_before_is_not_part_of_a_product() {
+    let Some(native) = Native::detect() else { return };
+    let mut rows = HalfRows::default();
+    rows.round(native, &[f32::NAN; 40 * 64], 64);
+    for (count, depth) in [(0, 7), (5, 7), (13, 33)] {
+        rows.round(native, &vec![1.0; count * depth], depth);
+        let weights = HalfWeights::from_rows(native, &vec![1.0; 3 * depth], &[0.5; 3], depth);
+        let product = HalfProduct {
+            a: &rows,
+            b: &weights,
+            start: Start::Zero,
+            finish: Finish::Nothing,
+        };
+        let mut c = vec![f32::NAN; count * 3];
+        run(&Team::solo(), &product, &mut c);
+        assert_eq!(c, vec![depth as f32 + 0.5; count * 3]);
+    }
+}
+
+#[test]
 fn what_is_not_a_number_does_not_pass_for_one() {
     let Some(native) = Native::detect() else { return };
     for depth in [3, 64] {

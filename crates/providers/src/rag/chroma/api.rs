@@ -129,11 +129,8 @@ impl ChromaApi {
         self.client.bad_answer(reason).into()
     }
 
-    pub(super) async fn version(&self, patience: Option<Duration>) -> Result<String, CallError> {
-        let mut call = Call::get("api/v2/version").breaking(Breaking::Ignored);
-        if let Some(patience) = patience {
-            call = call.patience(patience);
-        }
+    pub(super) async fn version(&self) -> Result<String, CallError> {
+        let call = Call::get("api/v2/version").breaking(Breaking::Ignored);
         self.client.call_json_to_show(call).await
     }
 
@@ -176,13 +173,26 @@ impl ChromaApi {
 
     /// All collections whose names are ours too.
     pub(super) async fn collections(&self) -> Result<Vec<CollectionRecord>, ProviderError> {
+        self.all_collections(|call| call).await
+    }
+
+    /// The same to find out whether the server answers, also while it is left alone.
+    pub(super) async fn probe(&self, patience: Duration) -> Result<Vec<CollectionRecord>, ProviderError> {
+        self.all_collections(|call| call.breaking(Breaking::Ignored).patience(patience))
+            .await
+    }
+
+    async fn all_collections(
+        &self,
+        how: impl Fn(Call) -> Call,
+    ) -> Result<Vec<CollectionRecord>, ProviderError> {
         let mut found = Vec::new();
         let mut offset = 0;
         loop {
             let call = Call::get(format!("{}collections", self.root))
                 .query("limit", COLLECTIONS_PER_PAGE.to_string())
                 .query("offset", offset.to_string());
-            let page: Vec<CollectionBody> = self.client.call_json(call).await?;
+            let page: Vec<CollectionBody> = self.client.call_json(how(call)).await?;
             let got = page.len();
             for body in page {
                 if self.naming.our_name(&body.name).is_some() {

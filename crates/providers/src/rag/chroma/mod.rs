@@ -202,7 +202,7 @@ impl RagProvider for Chroma {
 
     async fn health(&self) -> Health {
         let check = HealthCheck::start();
-        let version = match self.api.version(None).await {
+        let version = match self.api.version().await {
             Ok(version) => version,
             Err(error) => return check.failed(&error),
         };

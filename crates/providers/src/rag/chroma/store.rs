@@ -405,16 +405,7 @@ impl Store for ChromaStore {
     }
 
     async fn health(&self) -> Result<StoreHealth, StoreError> {
-        let asked = async {
-            // Of this an open circuit says nothing.
-            self.api().version(Some(PROBE)).await?;
-            self.api().collections().await
-        };
-        // A server may stop answering after the first of them.
-        let records = tokio::time::timeout(2 * PROBE, asked)
-            .await
-            .map_err(|_| does_not_answer(SOON))?
-            .map_err(store_error)?;
+        let records = self.api().probe(PROBE).await.map_err(store_error)?;
         let shown = records
             .iter()
             .filter(|record| !record.described.name.is_internal());

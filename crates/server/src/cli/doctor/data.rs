@@ -3,7 +3,8 @@
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 
-use ragstone_core::store::Store;
+use ragstone_core::store::{Store, StoreError};
+use ragstone_providers::rag::ChromaStore;
 use ragstone_store::{InspectedCollection, Inspection, inspect, inspect_postgres};
 
 use super::Check;
@@ -38,26 +39,63 @@ pub(super) async fn store(settings: &Settings) -> (Vec<Check>, Vec<InspectedColl
             (vec![writable(path), database], collections)
         }
         StoreLocation::Postgres(url) => {
-            let check = match inspect_postgres(url).await {
-                Ok(found) => Check::pass("Store", format!("{url} answers: {found}")),
-                Err(error) => Check::fail("Store", format!("{url}: {error}")),
+            let (check, collections) = match inspect_postgres(url).await {
+                Ok(found) if found.schema > found.known_schema => (
+                    Check::fail(
+                        "Store",
+                        format!("{url}: {}", newer_schema(&found.schema, &found.known_schema)),
+                    ),
+                    Vec::new(),
+                ),
+                Ok(found) => (
+                    Check::pass("Store", format!("{url} answers: {found}")),
+                    found.collections,
+                ),
+                Err(error) => {
+                    let message = format!("{url}: {error}: start the database, or correct --store");
+                    (Check::fail("Store", message), Vec::new())
+                }
             };
-            (vec![check], Vec::new())
+            (vec![check], collections)
         }
         StoreLocation::Chroma { url, data_dir } => {
             let name = "Store";
             let answered = match connect_chroma(url) {
-                Ok(store) => store.health().await.map_err(|error| error.to_string()),
+                Ok(store) => in_chroma(&store).await.map_err(|error| error.to_string()),
                 Err(error) => Err(error.to_string()),
             };
+            // What agents remember is beside the records.
+            let (database, mut collections) = database(data_dir);
             let check = match answered {
-                Ok(facts) => Check::pass(name, format!("{url} answers: {} collections", facts.collections)),
-                Err(problem) => Check::fail(name, format!("{url}: {problem}")),
+                Ok(found) => {
+                    let message = format!("{url} answers: {} collections", found.len());
+                    collections.extend(found);
+                    Check::pass(name, message)
+                }
+                Err(problem) => Check::fail(
+                    name,
+                    format!("{url}: {problem}: start the server, or correct --store"),
+                ),
             };
-            let (database, _) = database(data_dir);
-            (vec![check, writable(data_dir), database], Vec::new())
+            (vec![check, writable(data_dir), database], collections)
         }
     }
+}
+
+async fn in_chroma(store: &ChromaStore) -> Result<Vec<InspectedCollection>, StoreError> {
+    store.health().await?;
+    let found = store.collections().await?.into_iter();
+    Ok(found
+        .map(|collection| InspectedCollection {
+            name: collection.name.to_string(),
+            dimensions: collection.dimensions,
+            metadata: collection.metadata,
+        })
+        .collect())
+}
+
+fn newer_schema(schema: &dyn std::fmt::Display, known: &dyn std::fmt::Display) -> String {
+    format!("its schema {schema} is newer than this program's {known}: use a newer Ragstone")
 }
 
 fn writable(path: &Path) -> Check {
@@ -152,9 +190,7 @@ fn database(path: &Path) -> (Check, Vec<InspectedCollection>) {
         Ok(Some(Inspection {
             schema, known_schema, ..
         })) if schema > known_schema => {
-            let message = format!(
-                "its schema {schema} is newer than this program's {known_schema}: use a newer Ragstone"
-            );
+            let message = newer_schema(&schema, &known_schema);
             (Check::fail(name, message), Vec::new())
         }
         Ok(Some(found)) if !found.problems.is_empty() => {

@@ -14,6 +14,7 @@ use ragstone_providers::embedding::{CONTRACT_TYPE, Resolution, from_config, reso
 use ragstone_providers::http::AddressRule;
 use ragstone_providers::rag::{ConnectContext, Registry};
 use ragstone_providers::{ConfigError, chat};
+use ragstone_rag::gateway::{LOCAL, check_service_name};
 use ragstone_rag::memory::Kind;
 use ragstone_store::InspectedCollection;
 
@@ -204,6 +205,12 @@ pub(super) async fn services(settings: &Settings, reach: Reach) -> Vec<Check> {
         let backend = registry.connect(service, context);
         async move {
             let title = format!("Service {name}");
+            if let Err(error) = check_service_name(name) {
+                return Check::fail(title, mend(&error));
+            }
+            if service.provider == LOCAL {
+                return Check::pass(title, "the collections of this server itself");
+            }
             let backend = match backend {
                 Ok(backend) => backend,
                 Err(error) => return Check::fail(title, mend(&error.under(&format!("services.{name}")))),
