@@ -1,10 +1,12 @@
 //! A service that is down, hangs or talks nonsense is reported, and the others answer.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
+use tokio::sync::Barrier;
 
 use super::{add, create, nobody, services, with_model};
 use crate::support::{Server, Setup};
@@ -32,6 +34,44 @@ async fn answering(text: impl Into<String>) -> String {
 /// A whole answer with this status line and these headers.
 fn answer(head: &str, body: &str) -> String {
     format!("HTTP/1.1 {head}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+}
+
+/// A server that answers nobody before so many are asked that `all` is full, and counts those it answered.
+async fn waiting(all: &Arc<Barrier>, answered: &Arc<AtomicUsize>) -> String {
+    let (all, answered) = (Arc::clone(all), Arc::clone(answered));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("its address");
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let (all, answered) = (Arc::clone(&all), Arc::clone(&answered));
+            tokio::spawn(async move {
+                let _ = stream.read(&mut [0; 4096]).await;
+                all.wait().await;
+                answered.fetch_add(1, Ordering::Relaxed);
+                let text = answer("404 Not Found", r#"{"detail": "not here"}"#);
+                let _ = stream.write_all(text.as_bytes()).await;
+            });
+        }
+    });
+    format!("http://{address}")
+}
+
+/// One after the other, the first would never be answered.
+#[tokio::test]
+async fn services_are_asked_at_the_same_time() {
+    let (all, answered) = (Arc::new(Barrier::new(2)), Arc::default());
+    let urls = [waiting(&all, &answered).await, waiting(&all, &answered).await];
+    let server = with_model(Setup::serve())
+        .config(&services(&[("one", &urls[0]), ("two", &urls[1])]))
+        .start()
+        .await;
+    create(&server, "local", "c", json!({})).await;
+    add(&server, "local", "c", &["one"]).await;
+    let targets = ["one", "two", "local"].map(|service| json!({"service": service, "name": "c"}));
+    let body = json!({"user_message": "one", "collections": targets});
+    let collected = server.post("/api/rag/collect", body).await.ok();
+    assert_eq!(collected["results"].as_array().unwrap().len(), 1, "{collected}");
+    assert!(answered.load(Ordering::Relaxed) >= 2, "{collected}");
 }
 
 async fn beside(url: &str) -> Server {
