@@ -2,7 +2,9 @@
 //!
 //! Few candidates are all compared, by their bytes, and those that may be among the best exactly:
 //! none is lost. Many are first estimated by their codes; the best estimates are then compared
-//! likewise, as long as one could still belong among the best.
+//! likewise, as long as one could still belong among the best. How far off an estimate may be is
+//! known, so it is also known whether too few were kept, as happens where vectors have no pattern and
+//! are all about equally far away: then everything that could belong among the best is looked at.
 
 use std::cmp::Ordering;
 use std::sync::LazyLock;
@@ -18,6 +20,9 @@ use super::vectors::{CHUNK, Vectors};
 
 /// Up to this many candidates the answer is exact.
 pub(crate) const EXACT_CANDIDATES: u64 = 10_000;
+/// Vectors of up to this many dimensions are always compared: their bytes are hardly longer than codes,
+/// and so few signs tell little.
+const COMPARED_DIMENSIONS: usize = 64;
 /// From this many vectors on a search that is alone uses a second thread. With 100,000 a run
 /// over HTTP was slower with it in all but one case.
 pub(crate) const PARALLEL_VECTORS: usize = 300_000;
@@ -91,7 +96,8 @@ pub(crate) fn nearest(
     if limit == 0 || candidates.slots.is_empty() {
         return Vec::new();
     }
-    if candidates.slots.len() <= EXACT_CANDIDATES.max(limit as u64 * 4) {
+    let few = candidates.slots.len() <= EXACT_CANDIDATES.max(limit as u64 * 4);
+    if few || query.len() <= COMPARED_DIMENSIONS {
         return compare_all(vectors, query, candidates.slots, limit);
     }
     let (_running, alone) = Running::start();
@@ -170,32 +176,35 @@ fn scan_codes(
     }
     let mask = (candidates.slots.len() != candidates.total as u64)
         .then(|| bits_of(candidates.slots, candidates.total));
-    let scan = Scan {
+    let mut scan = Scan {
         vectors,
         query,
         code_queries: &code_queries,
         mask: mask.as_deref(),
         keep: depth(limit, candidates.slots.len()),
+        floor: f32::NEG_INFINITY,
         next: AtomicUsize::new(0),
     };
-    let mut estimated = if alone
-        && candidates.total >= PARALLEL_VECTORS
-        && let Some(helper) = HELPER.as_ref()
-    {
-        let mut second = None;
-        let mut first = helper.in_place_scope(|scope| {
-            scope.spawn(|_| second = Some(scan.run()));
-            scan.run()
-        });
-        if let Some(second) = second {
-            first.estimates.extend(second.estimates);
-            first.widest = first.widest.max(second.widest);
-        }
-        first
-    } else {
-        scan.run()
-    };
-    rescore(vectors, query, &code_queries, &mut estimated, limit)
+    let helped = alone && candidates.total >= PARALLEL_VECTORS;
+    let mut scanned = scan.by_one_or_two(helped);
+    let found = rescore(vectors, query, &code_queries, &mut scanned, limit);
+    let reached = found
+        .get(limit - 1)
+        .map_or(f32::NEG_INFINITY, |last| last.similarity);
+    let doubt = SPREADS * scanned.widest;
+    if scanned.given_up + doubt < reached || scanned.given_up == f32::NEG_INFINITY {
+        return found;
+    }
+    scan.keep = candidates.total;
+    scan.floor = reached - doubt;
+    scan.next = AtomicUsize::new(0);
+    rescore(
+        vectors,
+        query,
+        &code_queries,
+        &mut scan.by_one_or_two(helped),
+        limit,
+    )
 }
 
 fn prepared_for<'a>(codes: &Codes, queries: &'a [CodeQuery]) -> Option<&'a CodeQuery> {
@@ -229,8 +238,10 @@ struct Estimate {
 /// The best estimates of a scan, in no order.
 struct Scanned {
     estimates: Vec<Estimate>,
-    /// At least the spread of each of them.
+    /// At least the spread of each of them, and of what was given up.
     widest: f32,
+    /// No estimate that was given up is greater.
+    given_up: f32,
 }
 
 struct Scan<'a> {
@@ -240,16 +251,35 @@ struct Scan<'a> {
     code_queries: &'a [CodeQuery],
     mask: Option<&'a [u64]>,
     keep: usize,
+    /// What is estimated below is not wanted.
+    floor: f32,
     /// The first chunk that no thread has taken yet.
     next: AtomicUsize,
 }
 
 impl Scan<'_> {
+    fn by_one_or_two(&self, helped: bool) -> Scanned {
+        let Some(helper) = HELPER.as_ref().filter(|_| helped) else {
+            return self.run();
+        };
+        let mut second = None;
+        let mut first = helper.in_place_scope(|scope| {
+            scope.spawn(|_| second = Some(self.run()));
+            self.run()
+        });
+        if let Some(second) = second {
+            first.estimates.extend(second.estimates);
+            first.widest = first.widest.max(second.widest);
+            first.given_up = first.given_up.max(second.given_up);
+        }
+        first
+    }
+
     /// Scans what is not taken yet. Threads take few chunks at a time, because one that was asked
     /// to help may come late, or have to share a processor.
     fn run(&self) -> Scanned {
-        let mut best: Vec<Estimate> = Vec::with_capacity(self.keep * 2 + LANES);
-        let mut threshold = f32::NEG_INFINITY;
+        let mut best: Vec<Estimate> = Vec::with_capacity(self.keep.min(4096) * 2 + LANES);
+        let mut threshold = self.floor;
         let mut widest = 0.0f32;
         let mut estimates = [0.0f32; LANES];
         let chunks = self.vectors.chunks();
@@ -294,11 +324,12 @@ impl Scan<'_> {
             }
         }
         if best.len() > self.keep {
-            cut(&mut best, self.keep);
+            threshold = cut(&mut best, self.keep);
         }
         Scanned {
             estimates: best,
             widest,
+            given_up: threshold,
         }
     }
 

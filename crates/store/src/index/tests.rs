@@ -178,7 +178,8 @@ fn lopsided(noise: &mut Noise, centre: &[f32]) -> Vec<f32> {
 
 #[test]
 fn the_scan_of_codes_finds_what_brute_force_finds() {
-    const DIMENSIONS: usize = 40;
+    // More than are compared in any case.
+    const DIMENSIONS: usize = 72;
     let mut noise = Noise(3);
     let centres: Vec<Vec<f32>> = (0..50)
         .map(|_| (0..DIMENSIONS).map(|_| noise.float()).collect())
@@ -244,6 +245,44 @@ fn the_scan_of_codes_finds_what_brute_force_finds() {
             right as f64 >= wanted as f64 * 0.995,
             "{filter}: {right} of {wanted}"
         );
+    }
+}
+
+/// All about equally far from any query, so that estimates alone tell few of them apart.
+#[test]
+fn the_nearest_of_vectors_without_pattern_are_found() {
+    for dimensions in [2, 8, 64, 96, 384] {
+        let mut noise = Noise(5);
+        let mut snapshot = Snapshot::default();
+        for rowid in 0..12_500 {
+            let row = Entry {
+                rowid,
+                text: String::new(),
+                number: 0,
+                vector: noise.unit(dimensions),
+            };
+            snapshot.insert(rowid, &row.vector, row.indexed());
+        }
+        snapshot.seal().unwrap();
+        let slots = snapshot.matching(&Filter::default());
+        let candidates = Candidates {
+            slots: &slots,
+            total: snapshot.slots(),
+        };
+        for limit in [1, 10, 100] {
+            let (mut right, mut wanted) = (0, 0);
+            for _ in 0..20 {
+                let query = noise.unit(dimensions);
+                let expected = brute_force(&snapshot, &query, &slots, limit);
+                let found = nearest(snapshot.vectors().unwrap(), &query, &candidates, limit);
+                wanted += limit;
+                right += found.iter().filter(|n| expected.contains(n)).count();
+            }
+            assert!(
+                right as f64 >= wanted as f64 * 0.995,
+                "{limit} of {dimensions} dimensions: {right} of {wanted}"
+            );
+        }
     }
 }
 
