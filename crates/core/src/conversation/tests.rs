@@ -49,6 +49,8 @@ fn it_refers_to_what_was_said() {
     let plan = next_plan(&state, "Does it integrate with OpenShift AI?", Some(0.11));
     assert_eq!(plan.standing, Standing::Continues);
     assert!(plan.topic.contains("vector databases"), "{}", plan.topic);
+    let plan = next_plan(&state, "Does that also integrate with OpenShift AI?", Some(0.11));
+    assert_eq!(plan.standing, Standing::Continues);
 }
 
 #[test]

@@ -26,6 +26,12 @@ const PERSONAL: &[&str] = &[
 /// The pronoun for a thing: nobody opens a subject with it.
 const IMPERSONAL: &[&str] = &["it", "its", "itself"];
 
+/// After one of these "that" and its like stand for a thing, unless a noun follows: "Is that also …".
+const AUXILIARIES: &[&str] = &[
+    "are", "can", "could", "did", "do", "does", "had", "has", "have", "is", "may", "might", "must", "shall",
+    "should", "was", "were", "will", "would",
+];
+
 /// Words that point at what was said.
 const POINTING: &[&str] = &["such", "that", "there", "these", "this", "those"];
 
@@ -410,6 +416,17 @@ fn begins_like_going_on(words: &[String]) -> bool {
     })
 }
 
+/// "Does that also run on Linux?" says "that" for "it"; "Is that city large?" does not.
+fn points_like_it(words: &[String]) -> bool {
+    words.windows(2).enumerate().any(|(place, pair)| {
+        let noun_may_follow = words.get(place + 2).is_some_and(|next| !is_function_word(next));
+        AUXILIARIES.binary_search(&pair[0].as_str()).is_ok()
+            && POINTING.binary_search(&pair[1].as_str()).is_ok()
+            && pair[1] != "there"
+            && !noun_may_follow
+    })
+}
+
 fn begins_as_part_of_a_sentence(words: &[String]) -> bool {
     let [first, second, ..] = words else {
         return false;
@@ -421,11 +438,12 @@ pub(super) fn cues(message: &str) -> Cues {
     let in_order: Vec<String> = words(message).collect();
     let going_on = begins_like_going_on(&in_order);
     let part_of_a_sentence = begins_as_part_of_a_sentence(if going_on { &in_order[1..] } else { &in_order });
+    let points_like_it = points_like_it(&in_order);
     let words: HashSet<String> = in_order.into_iter().collect();
     let any_of = |list: &[&str]| list.iter().any(|word| words.contains(*word));
     Cues {
         personal: any_of(PERSONAL),
-        impersonal: any_of(IMPERSONAL),
+        impersonal: any_of(IMPERSONAL) || points_like_it,
         pointing: any_of(POINTING),
         adding: any_of(ADDING),
         going_on,
@@ -492,7 +510,14 @@ mod tests {
     #[test]
     fn lists_are_sorted_for_binary_search() {
         for list in [
-            PERSONAL, IMPERSONAL, POINTING, ADDING, MEASURES, COURTESIES, FUNCTION,
+            AUXILIARIES,
+            PERSONAL,
+            IMPERSONAL,
+            POINTING,
+            ADDING,
+            MEASURES,
+            COURTESIES,
+            FUNCTION,
         ] {
             assert!(list.windows(2).all(|pair| pair[0] < pair[1]), "{list:?}");
         }
@@ -508,6 +533,24 @@ mod tests {
         );
         let none = super::cues("Thermal itinerary, history");
         assert!(!none.personal && !none.pointing && !none.adding);
+    }
+
+    #[test]
+    fn that_may_stand_for_it() {
+        for pronoun in [
+            "Does that also run on Linux?",
+            "was that a hit?",
+            "And why is this?",
+        ] {
+            assert!(cues(pronoun).impersonal, "{pronoun}");
+        }
+        for other in [
+            "Is that city large?",
+            "Is there a hit?",
+            "The city that was large",
+        ] {
+            assert!(!cues(other).impersonal, "{other}");
+        }
     }
 
     #[test]
