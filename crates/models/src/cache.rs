@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::encoder::config::RawConfig;
 use crate::error::LoadError;
-use crate::hub::{DEFAULT_REVISION, HubError, ModelSource, RepositoryCache};
+use crate::hub::{self, DEFAULT_REVISION, HubError, ModelSource, RepositoryCache};
 use crate::modules::Layout;
 use crate::{default_model, embedder, reranker};
 
@@ -68,15 +68,27 @@ pub fn show(cache: &Path, id: &str) -> Result<Option<CachedModel>, LoadError> {
                 ..inspect(id, String::new(), directory)
             }))
         }
-        ModelSource::Hub { .. } => {
+        ModelSource::Hub { id, revision } if revision != DEFAULT_REVISION => {
+            Ok(revision_of(cache, &id, &revision))
+        }
+        ModelSource::Hub { id, .. } => {
             let package = || package(cache).filter(|_| id == default_model::ID);
-            Ok(describe(cache, id).or_else(package))
+            Ok(describe(cache, &id).or_else(package))
         }
     }
 }
 
-/// Deletes a model with all its revisions; the answer is how many bytes that freed, 0 if there was none.
+/// Why the model in a directory cannot be loaded, where that can be told without doing so.
+pub fn problem(directory: &Path) -> Option<String> {
+    inspect("", String::new(), directory.to_owned()).problem
+}
+
+/// Deletes a model with all its revisions, or only the one of `ID@revision`; the answer is how many bytes
+/// that freed, 0 if there was none.
 pub fn remove(cache: &Path, id: &str) -> Result<u64, HubError> {
+    if let Some((name, revision)) = id.split_once('@').filter(|_| hub::is_hub_id(id)) {
+        return remove_revision(cache, name, revision);
+    }
     let repository = RepositoryCache::new(cache, id);
     let mut directories = vec![repository.root().to_owned(), repository.locks().to_owned()];
     if id == default_model::ID {
@@ -96,6 +108,31 @@ pub fn remove(cache: &Path, id: &str) -> Result<u64, HubError> {
         std::fs::remove_dir_all(directory).map_err(unwritable)?;
     }
     Ok(freed)
+}
+
+fn remove_revision(cache: &Path, id: &str, revision: &str) -> Result<u64, HubError> {
+    let repository = RepositoryCache::new(cache, id);
+    let root = repository.root();
+    let before = size_of(root);
+    repository.remove(revision).map_err(|source| HubError::Cache {
+        path: root.to_owned(),
+        source,
+    })?;
+    if newest_snapshot(root).is_none() && before > 0 {
+        return remove(cache, id).map(|_| before);
+    }
+    Ok(before.saturating_sub(size_of(root)))
+}
+
+/// One revision of a model, if that one is there.
+fn revision_of(cache: &Path, id: &str, revision: &str) -> Option<CachedModel> {
+    let repository = RepositoryCache::new(cache, id);
+    let directory = repository.snapshot_of(revision)?;
+    let commit = directory.file_name()?.to_string_lossy().into_owned();
+    Some(CachedModel {
+        bytes: size_of(repository.root()),
+        ..inspect(id, commit, directory)
+    })
 }
 
 fn describe(cache: &Path, id: &str) -> Option<CachedModel> {
