@@ -37,3 +37,31 @@ pub(crate) async fn tokenising<T: Send + 'static>(
     drop(asking);
     outcome.unwrap_or_else(|error| Err(ModelError::Failed(format!("tokenising failed: {error}"))))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn work_that_nobody_waits_for_any_more_is_told_so() {
+        let (started, starts) = mpsc::channel();
+        let (ended, end) = mpsc::channel();
+        let waiting = tokio::spawn(tokenising(INLINE_BYTES + 1, move |asked| {
+            started.send(asked.still().is_ok()).unwrap();
+            while asked.still().is_ok() {
+                std::thread::yield_now();
+            }
+            ended.send(()).unwrap();
+            Ok(())
+        }));
+        let began = tokio::task::spawn_blocking(move || starts.recv().unwrap());
+        assert!(began.await.unwrap(), "while somebody waits, the work goes on");
+        waiting.abort();
+        assert!(waiting.await.unwrap_err().is_cancelled());
+        tokio::task::spawn_blocking(move || end.recv().unwrap())
+            .await
+            .unwrap();
+    }
+}

@@ -294,6 +294,40 @@ mod tests {
     }
 
     #[test]
+    fn a_revision_is_shown_and_removed_by_itself() {
+        let cache = cache();
+        let repository = RepositoryCache::new(cache.path(), "org/name");
+        // A second commit that has another tokenizer, and the first under a second name.
+        repository.create("def5678").unwrap();
+        std::fs::copy(repository.blob("blob1"), repository.blob("blob3")).unwrap();
+        for (file, blob) in [
+            ("config.json", "blob0"),
+            ("tokenizer.json", "blob3"),
+            ("model.safetensors", "blob2"),
+        ] {
+            repository.link("def5678", file, blob).unwrap();
+        }
+        repository.point("v1", "def5678").unwrap();
+        repository.point("stable", "abc1234").unwrap();
+        let commit = |id: &str| show(cache.path(), id).unwrap().map(|model| model.revision);
+        assert_eq!(commit("org/name").as_deref(), Some("abc1234"));
+        assert_eq!(commit("org/name@v1").as_deref(), Some("def5678"));
+        assert_eq!(commit("org/name@def5678").as_deref(), Some("def5678"));
+        assert_eq!(commit("org/name@v2"), None);
+        let remove = |id: &str| remove(cache.path(), id).unwrap();
+        assert_eq!(remove("org/name@v2"), 0);
+        assert!(remove("org/name@v1") > 1_000);
+        assert_eq!(commit("org/name@v1"), None);
+        assert!(!repository.blob("blob3").exists(), "nothing else uses it");
+        assert_eq!(show(cache.path(), "org/name").unwrap().unwrap().problem, None);
+        // A name of two goes alone, and the last one with everything.
+        assert!(remove("org/name@stable") > 0);
+        assert_eq!(commit("org/name").as_deref(), Some("abc1234"));
+        assert!(remove("org/name@main") > 50_000);
+        assert!(list(cache.path()).unwrap().is_empty() && !repository.root().exists());
+    }
+
+    #[test]
     fn a_cache_that_is_not_there_is_empty() {
         assert!(list(Path::new("/nonexistent/cache")).unwrap().is_empty());
     }

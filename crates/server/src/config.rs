@@ -468,6 +468,30 @@ mod tests {
     }
 
     #[test]
+    fn a_cross_encoder_without_a_name_is_named_by_its_setting() {
+        let name = Flags {
+            cross_encoder: Some(String::new()),
+            ..Flags::default()
+        };
+        let path = Flags {
+            cross_encoder_path: Some("".into()),
+            ..Flags::default()
+        };
+        for (flags, yaml, says) in [
+            (name, "", "--cross-encoder is empty: name a Hugging Face model"),
+            (path, "", "--cross-encoder-path is empty: name a directory"),
+            (
+                Flags::default(),
+                "server: {crossEncoder: ' '}",
+                "server.crossEncoder is empty",
+            ),
+        ] {
+            let message = settings(flags, &[], yaml).unwrap_err().to_string();
+            assert!(message.starts_with(says), "{message}");
+        }
+    }
+
+    #[test]
     fn an_open_address_needs_a_key_or_the_explicit_flag() {
         let open = Flags {
             host: Some("0.0.0.0".into()),
