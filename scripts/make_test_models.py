@@ -196,6 +196,17 @@ def variants():
     dense = dict(in_features=HIDDEN, out_features=24, bias=True, activation_function="torch.nn.modules.activation.Tanh")
     yield "dense", "bert-dense", {
         "modules.json": modules("Transformer", "Pooling", "Dense", "Normalize"), "2_Dense/config.json": dense}, "encode"
+    yield "layer-norm", "bert-dense", {
+        "modules.json": modules("Transformer", "Pooling", "Dense", "LayerNorm"), "2_Dense/config.json": dense,
+        "3_LayerNorm/config.json": {"dimension": 24}}, "encode"
+    # Other names of the same file, which older models have; the first that says anything counts.
+    yield "sentence-config-legacy", "roberta", {
+        "sentence_bert_config.json": None,
+        "sentence_roberta_config.json": {"max_seq_length": 12, "do_lower_case": True}}, "encode"
+    yield "sentence-config-order", "bert", {
+        "sentence_bert_config.json": {},
+        "sentence_xlm-roberta_config.json": {"max_seq_length": 30, "do_lower_case": False},
+        "sentence_distilbert_config.json": {"max_seq_length": 9, "do_lower_case": False}}, "encode"
     prompts = {"prompts": {"query": "query: ", "passage": "passage of text: "}, "default_prompt_name": None}
     for role in ["query", "passage"]:
         yield f"prompt-{role}", "bert", {"config_sentence_transformers.json": prompts}, role
@@ -268,6 +279,13 @@ def main(root, default_directory):
          "linear.bias": torch.randn(24, generator=generator) * 0.3},
         root / "bert-dense" / "2_Dense" / "model.safetensors",
     )
+    generator = torch.Generator().manual_seed(26)
+    (root / "bert-dense" / "3_LayerNorm").mkdir()
+    save_file(
+        {"norm.weight": 1 + torch.randn(24, generator=generator) * 0.3,
+         "norm.bias": torch.randn(24, generator=generator) * 0.3},
+        root / "bert-dense" / "3_LayerNorm" / "model.safetensors",
+    )
     for directory in sorted(path for path in root.iterdir() if path.is_dir()):
         for name, content in LAYOUT.items():
             write_json(directory / name, content)
@@ -282,6 +300,8 @@ def main(root, default_directory):
             num_labels=1, sbert_ce_default_activation_function="torch.nn.modules.activation.Tanh")),
         "cross-two-labels": ("bert", dict(num_labels=2)),
         "cross-xlm-roberta-typed": (TYPED, dict(num_labels=1)),
+        "cross-distilbert": ("distilbert", dict(num_labels=1)),
+        "cross-mpnet": ("mpnet", dict(num_labels=1)),
     }
     for number, (name, (architecture, extra)) in enumerate(heads.items()):
         dtype = torch.float32 if number < 3 else torch.float16

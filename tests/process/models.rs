@@ -71,6 +71,36 @@ async fn pull_list_show_remove() {
     }
 }
 
+#[tokio::test]
+async fn pull_fails_where_the_model_cannot_be_loaded_and_revisions_are_found() {
+    let hub = ModelHub::start().await;
+    let base = hub.reached_by(Setup::command(&["models"]));
+    let models = |args: &[&str]| args.iter().fold(base.clone(), |setup, arg| setup.arg(arg));
+    for args in [
+        &["pull", "tests/cross-two-labels"][..],
+        &["pull", "--update", "tests/cross-two-labels"],
+    ] {
+        let ended = run(models(args)).await;
+        let message = ended.failed_with(1);
+        assert!(
+            message.contains("cannot be loaded") && message.contains("2 labels"),
+            "{ended:?}"
+        );
+    }
+    run(models(&["pull", "tests/bert@v1"])).await.succeeded();
+    let shown = run(models(&["show", "tests/bert@v1"])).await;
+    assert!(shown.succeeded().contains("usable        yes"), "{shown:?}");
+    hub.take_requests();
+    run(models(&["pull", "tests/bert@v1"])).await.succeeded();
+    assert_eq!(hub.take_requests(), Vec::<String>::new(), "it is in the cache");
+    run(models(&["pull", "--update", "tests/bert@v1"]))
+        .await
+        .succeeded();
+    assert_eq!(hub.take_requests(), ["/api/models/tests/bert/revision/v1"]);
+    run(models(&["remove", "tests/bert@v1"])).await.succeeded();
+    run(models(&["show", "tests/bert@v1"])).await.failed_with(1);
+}
+
 fn json(ended: &crate::support::Finished) -> Value {
     serde_json::from_str(ended.succeeded()).unwrap_or_else(|_| panic!("not JSON: {ended:?}"))
 }

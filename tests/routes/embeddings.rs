@@ -129,6 +129,21 @@ async fn plain_answers_have_their_shape() {
     );
 }
 
+/// OpenAI's answer cannot say it, so a header does.
+#[tokio::test]
+async fn inputs_that_were_cut_are_named_in_a_header() {
+    let server = with_model().await;
+    let long = fixtures::long_text();
+    let embed = async |input: Value| server.post("/v1/embeddings", json!({"input": input})).await;
+    let answer = embed(json!([long, "fox", "dog", long])).await;
+    assert_eq!(answer.header("x-ragstone-truncated"), "0,3");
+    let many = embed(json!(vec![long.as_str(); 300])).await;
+    let listed: Vec<&str> = many.header("x-ragstone-truncated").split(',').collect();
+    assert_eq!((listed.len(), listed[199], listed[200]), (201, "199", "..."));
+    let none = embed(json!(["fox"])).await;
+    assert!(!none.headers.contains_key("x-ragstone-truncated"));
+}
+
 /// A text gets the same vector whatever stands beside it.
 #[tokio::test]
 async fn batches_do_not_mix() {
@@ -176,6 +191,19 @@ async fn models_are_chosen_by_id_or_by_name() {
             "Embedding model 'gpt' not loaded. Available models: second, tiny"
         );
     }
+}
+
+#[tokio::test]
+async fn of_two_entries_with_one_path_the_first_answers_for_it() {
+    let bert = fixtures::model("bert");
+    let server = Setup::serve()
+        .embeddings(&[("zebra", &bert), ("ant", &bert)])
+        .start()
+        .await;
+    let body = json!({"input": "x", "model": bert.display().to_string()});
+    assert_eq!(server.post("/v1/embeddings", body).await.ok()["model"], "zebra");
+    let body = json!({"input": "x", "model": "ant"});
+    assert_eq!(server.post("/v1/embeddings", body).await.ok()["model"], "ant");
 }
 
 #[tokio::test]

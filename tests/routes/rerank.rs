@@ -179,6 +179,25 @@ async fn the_compatible_routes_agree_with_our_own() {
 }
 
 #[tokio::test]
+async fn more_documents_than_allowed_are_400_on_every_route() {
+    let server = Setup::without_models()
+        .arg("--cross-encoder-path")
+        .arg(fixtures::model("cross-bert"))
+        .config("server: {limits: {rerankDocuments: 3}}")
+        .start()
+        .await;
+    for path in ["/rerank", "/v1/rerank", "/v2/rerank"] {
+        let body = |count: usize| json!({"query": "q", "documents": vec![json!({"text": "t"}); count]});
+        let detail = server.post(path, body(4)).await.refused(400);
+        assert!(
+            detail.contains("4 documents") && detail.contains("at most 3"),
+            "{detail}"
+        );
+        server.post(path, body(3)).await.ok();
+    }
+}
+
+#[tokio::test]
 async fn many_documents_at_once() {
     let server = with_cross_encoder().await;
     let documents: Vec<Value> = (0..1000)

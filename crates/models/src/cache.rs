@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::encoder::config::RawConfig;
 use crate::error::LoadError;
-use crate::hub::{DEFAULT_REVISION, HubError, ModelSource, RepositoryCache};
+use crate::hub::{self, DEFAULT_REVISION, HubError, ModelSource, RepositoryCache};
 use crate::modules::Layout;
 use crate::{default_model, embedder, reranker};
 
@@ -68,15 +68,27 @@ pub fn show(cache: &Path, id: &str) -> Result<Option<CachedModel>, LoadError> {
                 ..inspect(id, String::new(), directory)
             }))
         }
-        ModelSource::Hub { .. } => {
+        ModelSource::Hub { id, revision } if revision != DEFAULT_REVISION => {
+            Ok(revision_of(cache, &id, &revision))
+        }
+        ModelSource::Hub { id, .. } => {
             let package = || package(cache).filter(|_| id == default_model::ID);
-            Ok(describe(cache, id).or_else(package))
+            Ok(describe(cache, &id).or_else(package))
         }
     }
 }
 
-/// Deletes a model with all its revisions; the answer is how many bytes that freed, 0 if there was none.
+/// Why the model in a directory cannot be loaded, where that can be told without doing so.
+pub fn problem(directory: &Path) -> Option<String> {
+    inspect("", String::new(), directory.to_owned()).problem
+}
+
+/// Deletes a model with all its revisions, or only the one of `ID@revision`; the answer is how many bytes
+/// that freed, 0 if there was none.
 pub fn remove(cache: &Path, id: &str) -> Result<u64, HubError> {
+    if let Some((name, revision)) = id.split_once('@').filter(|_| hub::is_hub_id(id)) {
+        return remove_revision(cache, name, revision);
+    }
     let repository = RepositoryCache::new(cache, id);
     let mut directories = vec![repository.root().to_owned(), repository.locks().to_owned()];
     if id == default_model::ID {
@@ -96,6 +108,31 @@ pub fn remove(cache: &Path, id: &str) -> Result<u64, HubError> {
         std::fs::remove_dir_all(directory).map_err(unwritable)?;
     }
     Ok(freed)
+}
+
+fn remove_revision(cache: &Path, id: &str, revision: &str) -> Result<u64, HubError> {
+    let repository = RepositoryCache::new(cache, id);
+    let root = repository.root();
+    let before = size_of(root);
+    repository.remove(revision).map_err(|source| HubError::Cache {
+        path: root.to_owned(),
+        source,
+    })?;
+    if newest_snapshot(root).is_none() && before > 0 {
+        return remove(cache, id).map(|_| before);
+    }
+    Ok(before.saturating_sub(size_of(root)))
+}
+
+/// One revision of a model, if that one is there.
+fn revision_of(cache: &Path, id: &str, revision: &str) -> Option<CachedModel> {
+    let repository = RepositoryCache::new(cache, id);
+    let directory = repository.snapshot_of(revision)?;
+    let commit = directory.file_name()?.to_string_lossy().into_owned();
+    Some(CachedModel {
+        bytes: size_of(repository.root()),
+        ..inspect(id, commit, directory)
+    })
 }
 
 fn describe(cache: &Path, id: &str) -> Option<CachedModel> {
@@ -254,6 +291,40 @@ mod tests {
         assert!(remove(cache.path(), "org/name").unwrap() > 50_000);
         assert!(list(cache.path()).unwrap().is_empty() && beside.exists());
         assert_eq!(remove(cache.path(), "..").unwrap(), 0);
+    }
+
+    #[test]
+    fn a_revision_is_shown_and_removed_by_itself() {
+        let cache = cache();
+        let repository = RepositoryCache::new(cache.path(), "org/name");
+        // A second commit that has another tokenizer, and the first under a second name.
+        repository.create("def5678").unwrap();
+        std::fs::copy(repository.blob("blob1"), repository.blob("blob3")).unwrap();
+        for (file, blob) in [
+            ("config.json", "blob0"),
+            ("tokenizer.json", "blob3"),
+            ("model.safetensors", "blob2"),
+        ] {
+            repository.link("def5678", file, blob).unwrap();
+        }
+        repository.point("v1", "def5678").unwrap();
+        repository.point("stable", "abc1234").unwrap();
+        let commit = |id: &str| show(cache.path(), id).unwrap().map(|model| model.revision);
+        assert_eq!(commit("org/name").as_deref(), Some("abc1234"));
+        assert_eq!(commit("org/name@v1").as_deref(), Some("def5678"));
+        assert_eq!(commit("org/name@def5678").as_deref(), Some("def5678"));
+        assert_eq!(commit("org/name@v2"), None);
+        let remove = |id: &str| remove(cache.path(), id).unwrap();
+        assert_eq!(remove("org/name@v2"), 0);
+        assert!(remove("org/name@v1") > 1_000);
+        assert_eq!(commit("org/name@v1"), None);
+        assert!(!repository.blob("blob3").exists(), "nothing else uses it");
+        assert_eq!(show(cache.path(), "org/name").unwrap().unwrap().problem, None);
+        // A name of two goes alone, and the last one with everything.
+        assert!(remove("org/name@stable") > 0);
+        assert_eq!(commit("org/name").as_deref(), Some("abc1234"));
+        assert!(remove("org/name@main") > 50_000);
+        assert!(list(cache.path()).unwrap().is_empty() && !repository.root().exists());
     }
 
     #[test]

@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, ModelIdentity, ModelInfo, Role};
 use serde::Deserialize;
 
+use crate::background::{Asked, tokenising};
 use crate::config::{Normalize, Quantize};
 use crate::encoder::config::{EncoderConfig, RawConfig};
 use crate::encoder::{Encoder, Scratch, Sequence};
@@ -16,11 +17,9 @@ use crate::error::LoadError;
 use crate::files::weights::Weights;
 use crate::files::{json_optional, version};
 use crate::modules::{Layout, Modules};
+use crate::sentence::{SENTENCE_CONFIGS, tokenizer_options};
 use crate::team::Team;
-use crate::tokenize::{TextTokenizer, Tokenized, TokenizerOptions};
-
-/// More text than this is tokenised away from the threads that serve requests.
-const INLINE_BYTES: usize = 4_096;
+use crate::tokenize::{TextTokenizer, Tokenized};
 
 #[derive(Debug, Clone)]
 pub struct EmbedderOptions {
@@ -59,13 +58,6 @@ struct Prompt {
 }
 
 #[derive(Default, Deserialize)]
-struct SentenceConfig {
-    max_seq_length: Option<usize>,
-    #[serde(default)]
-    do_lower_case: bool,
-}
-
-#[derive(Default, Deserialize)]
 struct PromptConfig {
     #[serde(default)]
     prompts: HashMap<String, Option<String>>,
@@ -73,12 +65,13 @@ struct PromptConfig {
 }
 
 /// Files beside the weights that decide what a model computes.
-pub(crate) const DECIDING_FILES: [&str; 6] = [
+/// Their order is part of the digest that vectors are stored under.
+const DECIDING_FILES: [&str; 6] = [
     "config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "modules.json",
-    "sentence_bert_config.json",
+    SENTENCE_CONFIGS[0],
     "config_sentence_transformers.json",
 ];
 
@@ -134,7 +127,8 @@ fn with_precision(version: String, quantize: Option<Quantize>) -> String {
 }
 
 fn digest(layout: &Layout, directory: &std::path::Path) -> Result<String, LoadError> {
-    let mut files: Vec<String> = DECIDING_FILES.iter().map(ToString::to_string).collect();
+    let small = DECIDING_FILES.iter().chain(&SENTENCE_CONFIGS[1..]);
+    let mut files: Vec<String> = small.map(ToString::to_string).collect();
     files.extend(layout.files.iter().cloned());
     version::of_directory(directory, &layout.encoder, &files)
 }
@@ -158,15 +152,9 @@ impl Parts {
         let directory = &layout.encoder;
         let raw = RawConfig::read(directory)?;
         let config = raw.encoder(directory)?;
-        let sentence: SentenceConfig =
-            json_optional(&directory.join("sentence_bert_config.json"))?.unwrap_or_default();
-        let tokenizer_options = TokenizerOptions {
-            max_tokens: sentence.max_seq_length,
-            lower_case: sentence.do_lower_case,
-        };
         Ok(Self {
             modules: Modules::load(layout, config.hidden)?,
-            tokenizer: TextTokenizer::load(directory, &config, &tokenizer_options)?,
+            tokenizer: TextTokenizer::load(directory, &config, &tokenizer_options(directory)?)?,
             weights: Weights::open(directory)?,
             is_classifier: raw.is_classifier(),
             config,
@@ -229,9 +217,15 @@ impl EmbeddingModel {
         }
     }
 
-    fn tokenize(&self, inputs: &[EmbedInput], role: Role) -> Result<Vec<Tokenized>, ModelError> {
+    fn tokenize(
+        &self,
+        inputs: &[EmbedInput],
+        role: Role,
+        asked: &Asked,
+    ) -> Result<Vec<Tokenized>, ModelError> {
         let prompt = self.prompt(role);
         let tokenize = |input: &EmbedInput| {
+            asked.still()?;
             let mut tokenized = match input {
                 EmbedInput::Text(text) if prompt.text.is_empty() => self.tokenizer.encode(text)?,
                 EmbedInput::Text(text) => self.tokenizer.encode(&format!("{}{text}", prompt.text))?,
@@ -298,12 +292,8 @@ impl Embedder for LocalEmbedder {
 
     async fn embed(&self, inputs: Vec<EmbedInput>, role: Role) -> Result<Vec<Embedding>, ModelError> {
         let bytes: usize = inputs.iter().map(input_bytes).sum();
-        let tokenized = if bytes <= INLINE_BYTES {
-            self.model.tokenize(&inputs, role)?
-        } else {
-            let model = self.model.clone();
-            blocking(move || model.tokenize(&inputs, role)).await?
-        };
+        let model = self.model.clone();
+        let tokenized = tokenising(bytes, move |asked| model.tokenize(&inputs, role, asked)).await?;
         let (sequences, facts): (Vec<Sequence>, Vec<(usize, bool)>) = tokenized
             .into_iter()
             .map(|text| {
@@ -330,13 +320,4 @@ fn input_bytes(input: &EmbedInput) -> usize {
         EmbedInput::Text(text) => text.len(),
         EmbedInput::Tokens(ids) => ids.len(),
     }
-}
-
-/// Runs work of more than a moment off the threads that serve requests.
-pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, ModelError> + Send + 'static,
-) -> Result<T, ModelError> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .unwrap_or_else(|error| Err(ModelError::Failed(format!("tokenising failed: {error}"))))
 }

@@ -37,7 +37,7 @@ const SHORT_REQUEST: usize = 1_024;
 pub struct EngineOptions {
     /// Compute threads; absent means one per available core.
     pub threads: Option<usize>,
-    /// A large request is refused while this many tokens are waiting.
+    /// A large request is refused if more than this many tokens would wait with it, unless it is alone.
     pub queue_tokens: usize,
     /// Any request is refused while this many are waiting.
     pub queue_requests: usize,
@@ -158,6 +158,11 @@ impl Engine {
         }
     }
 
+    /// How many tokens may wait before large requests are refused.
+    pub(crate) fn queue_tokens(&self) -> usize {
+        self.running.shared.options.queue_tokens
+    }
+
     /// Computes all sequences; the answer has their order. Dropping the future cancels what is left.
     pub(crate) async fn compute(
         &self,
@@ -204,7 +209,7 @@ impl Shared {
         model: Arc<dyn Compute>,
         sequences: Vec<Sequence>,
     ) -> Result<oneshot::Receiver<Computed>, ModelError> {
-        let tokens = sequences.iter().map(|sequence| sequence.ids.len()).sum();
+        let tokens: usize = sequences.iter().map(|sequence| sequence.ids.len()).sum();
         let groups = cut(&sequences, tokens, self.threads);
         let (sender, receiver) = oneshot::channel();
         let answer = Answer {
@@ -215,7 +220,7 @@ impl Shared {
         let mut queue = self.lock();
         queue.forget_cancelled();
         let full = queue.waiting.len() >= self.options.queue_requests
-            || (tokens > SHORT_REQUEST && queue.waiting_tokens >= self.options.queue_tokens);
+            || (tokens > SHORT_REQUEST && !queue.has_room(tokens, self.options.queue_tokens));
         if full {
             return Err(ModelError::Overloaded {
                 retry_after: queue.time_to_drain(),
@@ -250,6 +255,12 @@ impl Queue {
             }
             wanted
         });
+    }
+
+    /// One that is larger than the whole budget waits for nothing that a refusal would bring, so it is
+    /// let in where it is the only one.
+    fn has_room(&self, tokens: usize, budget: usize) -> bool {
+        self.waiting_tokens == 0 || self.waiting_tokens.saturating_add(tokens) <= budget
     }
 
     fn time_to_drain(&self) -> Duration {

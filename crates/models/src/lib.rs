@@ -36,6 +36,7 @@
 //! threads take groups from one bounded queue in an order that is fair by tokens, so that a short
 //! query overtakes the rest of a large batch. See [`engine`] for how.
 
+mod background;
 pub mod cache;
 pub mod catalog;
 pub mod config;
@@ -50,6 +51,7 @@ mod inspect;
 mod kernel;
 mod modules;
 mod reranker;
+mod sentence;
 mod team;
 mod tokenize;
 

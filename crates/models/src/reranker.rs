@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use ragstone_core::model::{ModelError, Reranker, Scored};
 use serde::Deserialize;
 
+use crate::background::{Asked, tokenising};
 use crate::config::Quantize;
-use crate::embedder::blocking;
 use crate::encoder::config::{Architecture, EncoderConfig, RawConfig};
 use crate::encoder::{Encoder, Linear, Scratch, Sequence, Wanted, linear};
 use crate::engine::{Compute, Engine};
@@ -17,11 +17,13 @@ use crate::files::json_optional;
 use crate::files::weights::Weights;
 use crate::kernel::{Finish, Start};
 use crate::modules::{activate_one, torch_activation};
+use crate::sentence::tokenizer_options;
 use crate::team::Team;
-use crate::tokenize::{TextTokenizer, TokenizerOptions};
+use crate::tokenize::{FirstText, TextTokenizer};
 
-/// More text than this is tokenised away from the threads that serve requests.
-const INLINE_BYTES: usize = 4_096;
+/// A request goes to the engine in slices of about so many tokens: what it holds in memory does not grow
+/// with it, it takes its turns among others, and what nobody waits for any more is not even tokenised.
+const SLICE_TOKENS: usize = 1 << 16;
 
 #[derive(Debug, Clone)]
 pub struct CrossEncoderOptions {
@@ -53,13 +55,6 @@ struct Head {
 #[derive(Default, Deserialize)]
 struct SavedConfig {
     activation_fn: Option<String>,
-}
-
-#[derive(Default, Deserialize)]
-struct SentenceConfig {
-    max_seq_length: Option<usize>,
-    #[serde(default)]
-    do_lower_case: bool,
 }
 
 impl CrossEncoder {
@@ -121,19 +116,13 @@ impl Parts {
                 raw.labels()
             )));
         }
-        let sentence: SentenceConfig =
-            json_optional(&directory.join("sentence_bert_config.json"))?.unwrap_or_default();
-        let options = TokenizerOptions {
-            max_tokens: sentence.max_seq_length,
-            lower_case: sentence.do_lower_case,
-        };
         let saved: SavedConfig =
             json_optional(&directory.join("config_sentence_transformers.json"))?.unwrap_or_default();
         let activation = match saved.activation_fn.as_deref().or(raw.score_activation()) {
             Some(path) => torch_activation(path)?,
             None => Finish::Sigmoid,
         };
-        let tokenizer = TextTokenizer::load(directory, &config, &options)?;
+        let tokenizer = TextTokenizer::load(directory, &config, &tokenizer_options(directory)?)?;
         Ok(Self {
             config,
             weights,
@@ -210,25 +199,52 @@ impl Reranker for CrossEncoder {
         texts: Vec<String>,
         max_text_tokens: Option<usize>,
     ) -> Result<Scored, ModelError> {
-        let tokenize = move |model: &CrossEncoderModel,
-                             query: &str,
-                             texts: &[String]|
-              -> Result<Vec<Sequence>, ModelError> {
-            let pair = |text: &String| model.tokenizer.encode_pair(query, text, max_text_tokens);
-            texts.iter().map(|text| Ok(pair(text)?.sequence)).collect()
-        };
+        // The query is assembled anew with every text, so it counts each time.
         let bytes: usize = texts.iter().map(|text| text.len() + query.len()).sum();
-        let sequences = if bytes <= INLINE_BYTES {
-            tokenize(&self.model, query, &texts)?
-        } else {
-            let (model, query) = (self.model.clone(), query.to_owned());
-            blocking(move || tokenize(&model, &query, &texts)).await?
-        };
-        let tokens = sequences.iter().map(|sequence| sequence.ids.len()).sum();
-        let scores = self.engine.compute(self.model.clone(), sequences).await?;
-        Ok(Scored {
-            scores: scores.into_iter().flatten().collect(),
-            tokens,
-        })
+        let (model, query) = (self.model.clone(), query.to_owned());
+        let query = tokenising(bytes, move |_| model.tokenizer.first_text(&query)).await?;
+        let pairs = Arc::new(Pairs {
+            query,
+            texts,
+            max_text_tokens,
+            slice_tokens: SLICE_TOKENS.min(self.engine.queue_tokens()),
+        });
+        let mut scored = Scored::default();
+        while scored.scores.len() < pairs.texts.len() {
+            let (model, pairs, from) = (self.model.clone(), pairs.clone(), scored.scores.len());
+            let sequences = tokenising(bytes, move |asked| model.slice(&pairs, from, asked)).await?;
+            scored.tokens += sequences.iter().map(|sequence| sequence.ids.len()).sum::<usize>();
+            let scores = self.engine.compute(self.model.clone(), sequences).await?;
+            scored.scores.extend(scores.into_iter().flatten());
+        }
+        Ok(scored)
+    }
+}
+
+/// What one request asks for.
+struct Pairs {
+    query: FirstText,
+    texts: Vec<String>,
+    max_text_tokens: Option<usize>,
+    slice_tokens: usize,
+}
+
+impl CrossEncoderModel {
+    /// The next pairs, at least one.
+    fn slice(&self, pairs: &Pairs, from: usize, asked: &Asked) -> Result<Vec<Sequence>, ModelError> {
+        let mut sequences = Vec::new();
+        let mut tokens = 0;
+        for text in &pairs.texts[from..] {
+            asked.still()?;
+            let pair = self
+                .tokenizer
+                .encode_pair(&pairs.query, text, pairs.max_text_tokens)?;
+            tokens += pair.sequence.ids.len();
+            sequences.push(pair.sequence);
+            if tokens >= pairs.slice_tokens {
+                break;
+            }
+        }
+        Ok(sequences)
     }
 }

@@ -5,9 +5,7 @@ use std::path::Path;
 use ragstone_core::model::ModelError;
 use serde::Deserialize;
 use tokenizers::normalizers::{Lowercase, Sequence as NormalizerSequence};
-use tokenizers::utils::truncation::{
-    TruncationDirection, TruncationParams, TruncationStrategy, truncate_encodings,
-};
+use tokenizers::utils::truncation::TruncationDirection;
 use tokenizers::{Encoding, NormalizerWrapper, PostProcessor, Token, Tokenizer};
 
 use crate::encoder::Sequence;
@@ -31,6 +29,14 @@ pub(crate) struct TextTokenizer {
 pub(crate) struct Tokenized {
     pub(crate) sequence: Sequence,
     pub(crate) truncated: bool,
+}
+
+/// The text that many pairs begin with.
+pub(crate) struct FirstText {
+    /// No more tokens than can count in any pair: every pair takes a copy.
+    content: Encoding,
+    /// How many tokens it had, which decides how pairs are cut.
+    length: usize,
 }
 
 pub(crate) struct TokenizerOptions {
@@ -107,21 +113,38 @@ impl TextTokenizer {
 
     pub(crate) fn encode(&self, text: &str) -> Result<Tokenized, ModelError> {
         let content = self.content(text)?;
-        self.finish(content, None)
+        self.finish(FirstText::whole(content), None)
+    }
+
+    /// Tokenises what many pairs have in common.
+    pub(crate) fn first_text(&self, text: &str) -> Result<FirstText, ModelError> {
+        let mut first = FirstText::whole(self.content(text)?);
+        self.cut(&mut first.content, self.max_tokens);
+        Ok(first)
     }
 
     /// At most `max_second` tokens of the second text are kept, where that is given.
     pub(crate) fn encode_pair(
         &self,
-        first: &str,
+        first: &FirstText,
         second: &str,
         max_second: Option<usize>,
     ) -> Result<Tokenized, ModelError> {
-        let (first, mut second) = (self.content(first)?, self.content(second)?);
+        let mut second = self.content(second)?;
         if let Some(most) = max_second {
-            second.truncate(most, 0, self.direction);
+            self.cut(&mut second, most);
         }
+        let first = FirstText {
+            content: first.content.clone(),
+            length: first.length,
+        };
         self.finish(first, Some(second))
+    }
+
+    /// Keeps so many tokens, and nothing of the others.
+    fn cut(&self, encoding: &mut Encoding, most: usize) {
+        encoding.truncate(most, 0, self.direction);
+        encoding.take_overflowing();
     }
 
     /// Token ids as a client sends them, without special tokens, after the tokens of a prompt.
@@ -138,7 +161,7 @@ impl TextTokenizer {
             .into_iter()
             .map(|id| Token::new(id, String::new(), (0, 0)))
             .collect();
-        self.finish(Encoding::from_tokens(tokens, 0), None)
+        self.finish(FirstText::whole(Encoding::from_tokens(tokens, 0)), None)
     }
 
     /// How many tokens at the beginning of a text come from its prompt, counted as
@@ -168,20 +191,24 @@ impl TextTokenizer {
         self.tokenizer.encode_fast(text, false).map_err(failed)
     }
 
-    fn finish(&self, first: Encoding, second: Option<Encoding>) -> Result<Tokenized, ModelError> {
+    fn finish(&self, first: FirstText, second: Option<Encoding>) -> Result<Tokenized, ModelError> {
         let specials = self
             .tokenizer
             .get_post_processor()
             .map_or(0, |processor| processor.added_tokens(second.is_some()));
         let room = self.max_tokens - specials;
-        let truncated = first.len() + second.as_ref().map_or(0, Encoding::len) > room;
-        let params = TruncationParams {
-            direction: self.direction,
-            max_length: room,
-            strategy: TruncationStrategy::LongestFirst,
-            stride: 0,
-        };
-        let (first, second) = truncate_encodings(first, second, &params).map_err(failed)?;
+        let FirstText {
+            content: mut first,
+            length,
+        } = first;
+        let mut second = second;
+        let lengths = (length, second.as_ref().map_or(0, Encoding::len));
+        let truncated = lengths.0 + lengths.1 > room;
+        let kept = longest_first(lengths, room);
+        self.cut(&mut first, kept.0);
+        if let Some(second) = &mut second {
+            self.cut(second, kept.1);
+        }
         let encoding = self.tokenizer.post_process(first, second, true).map_err(failed)?;
         let ids = encoding.get_ids().to_vec();
         if ids.is_empty() {
@@ -209,6 +236,30 @@ impl TextTokenizer {
             },
             truncated,
         })
+    }
+}
+
+impl FirstText {
+    fn whole(content: Encoding) -> Self {
+        Self {
+            length: content.len(),
+            content,
+        }
+    }
+}
+
+/// How many tokens of two texts are kept so that they fit together: the longer one gives first, as the
+/// strategy `longest_first` of `transformers` has it. An odd token goes to the longer text.
+fn longest_first((first, second): (usize, usize), room: usize) -> (usize, usize) {
+    if first + second <= room {
+        return (first, second);
+    }
+    let shorter = first.min(second).min(room / 2);
+    let longer = room - shorter;
+    if first > second {
+        (longer, shorter)
+    } else {
+        (shorter, longer)
     }
 }
 

@@ -267,6 +267,40 @@ fn other_damaged_files_are_named() {
     assert!(error(model.path()).to_string().contains("../../../etc/passwd"));
 }
 
+/// None of its bytes is read: the file has a length, and nothing on the disk.
+#[test]
+fn a_file_far_larger_than_any_model_has_is_refused() {
+    for file in ["config.json", "tokenizer.json", "modules.json"] {
+        let model = copy("bert");
+        let path = model.path().join(file);
+        let limit: u64 = 256 << 20;
+        std::fs::File::create(&path).unwrap().set_len(limit + 1).unwrap();
+        let message = error(model.path()).to_string();
+        assert!(
+            message.contains(file) && message.contains("larger than 256 MB"),
+            "{message}"
+        );
+    }
+}
+
+/// A pipe would be waited for without end.
+#[cfg(unix)]
+#[test]
+fn what_is_no_regular_file_is_refused() {
+    for file in ["config.json", "sentence_bert_config.json", "model.safetensors"] {
+        let model = copy("bert");
+        let path = model.path().join(file);
+        std::fs::remove_file(&path).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
+        assert!(made.success());
+        let message = error(model.path()).to_string();
+        assert!(
+            message.contains(file) && message.contains("no regular file"),
+            "{message}"
+        );
+    }
+}
+
 #[test]
 fn only_models_with_one_score_are_rerankers() {
     let message = |name| match cross_encoder(&fixture(name)) {

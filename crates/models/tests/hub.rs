@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use ragstone_core::model::Embedder;
 use ragstone_models::hub::{Hub, HubError, HubSettings, ModelSource, ProgressEvent, silent};
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -421,6 +422,71 @@ async fn refusals_say_what_to_do() {
             .to_string();
         assert!(error.contains(expected), "{error}");
     }
+}
+
+/// What it is shows in a small file, and its weights may have gigabytes.
+#[tokio::test]
+async fn an_architecture_that_is_not_supported_is_refused_before_anything_large_is_fetched() {
+    let mut repository = Repository::new();
+    let config = br#"{"model_type": "qwen3", "hidden_size": 8}"#.to_vec();
+    repository.files.insert("config.json".to_owned(), config);
+    let (endpoint, seen) = serve(move |request, _| repository.answer(request)).await;
+    let error = pull(&endpoint, &tempfile::tempdir().unwrap()).await.unwrap_err();
+    let message = error.to_string();
+    assert!(matches!(error, HubError::Unusable { .. }), "{message}");
+    assert!(
+        message.contains("qwen3") && message.contains("xlm-roberta"),
+        "{message}"
+    );
+    let seen = seen.lock().unwrap();
+    let heavy = |path: &str| path.ends_with(".safetensors") || path.ends_with("tokenizer.json");
+    assert!(!seen.iter().any(|request| heavy(&request.path)));
+}
+
+#[tokio::test]
+async fn a_hub_that_fails_for_a_moment_is_asked_again() {
+    let repository = Repository::new();
+    let (endpoint, seen) = serve(move |request, number| match number {
+        0 | 1 => reply("503 Service Unavailable", ""),
+        _ => repository.answer(request),
+    })
+    .await;
+    let cache = tempfile::tempdir().unwrap();
+    common::embedder(&pull(&endpoint, &cache).await.unwrap()).unwrap();
+    let seen = seen.lock().unwrap();
+    let asked = seen.iter().filter(|request| request.path.starts_with("/api/"));
+    assert_eq!(asked.count(), 3);
+}
+
+/// Older models keep the same settings under another name.
+#[tokio::test]
+async fn a_sentence_configuration_under_an_older_name_is_fetched() {
+    let mut repository = Repository::new();
+    let content = repository.files.remove("sentence_bert_config.json").unwrap();
+    repository
+        .files
+        .insert("sentence_xlm-roberta_config.json".to_owned(), content);
+    let (endpoint, _) = serve(move |request, _| repository.answer(request)).await;
+    let cache = tempfile::tempdir().unwrap();
+    let model = common::embedder(&pull(&endpoint, &cache).await.unwrap()).unwrap();
+    assert_eq!(model.info().max_tokens, Some(40));
+}
+
+#[tokio::test]
+async fn a_mistyped_directory_is_said_to_be_none() {
+    let (endpoint, _) = serve(|_, _| reply("404 Not Found", "")).await;
+    let cache = tempfile::tempdir().unwrap();
+    let hub = Hub::new(settings(&endpoint, &cache)).unwrap();
+    let source = ModelSource::parse("models/foo");
+    let message = hub
+        .model_directory(&source, &silent)
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(
+        message.contains("'models/foo'") && message.contains("no directory of that name"),
+        "{message}"
+    );
 }
 
 #[tokio::test]

@@ -15,7 +15,9 @@ use std::collections::HashMap;
 use common::{cosine, cross_encoder, embedder, fixture};
 use ragstone_core::model::{EmbedInput, Embedder, Reranker, Role};
 use ragstone_models::config::Quantize;
-use ragstone_models::{EmbedderOptions, LocalEmbedder};
+use ragstone_models::{
+    CrossEncoder, CrossEncoderOptions, EmbedderOptions, Engine, EngineOptions, LocalEmbedder,
+};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -127,6 +129,37 @@ async fn scores_agree_with_sentence_transformers() {
                     reference.base
                 );
             }
+        }
+    }
+}
+
+/// However a request is divided for the queue, and however its query is cut for each text.
+#[tokio::test]
+async fn scores_are_the_same_for_one_text_and_for_many() {
+    let references = references();
+    let small = Engine::start(EngineOptions {
+        threads: Some(2),
+        queue_tokens: 100,
+        ..EngineOptions::default()
+    });
+    for base in ["cross-bert", "cross-roberta"] {
+        let options = CrossEncoderOptions {
+            name: base.to_owned(),
+            directory: fixture(base),
+        };
+        let model = CrossEncoder::load(&small, &options).unwrap();
+        let scores = &references
+            .scores
+            .iter()
+            .find(|scores| scores.base == base)
+            .unwrap()
+            .scores;
+        for ((query, text), expected) in references.pairs.iter().zip(scores) {
+            let texts: Vec<String> = references.pairs.iter().map(|(_, text)| text.clone()).collect();
+            let place = texts.iter().position(|other| other == text).unwrap();
+            let scored = model.score(query, texts, None).await.unwrap();
+            assert_eq!(scored.scores.len(), references.pairs.len());
+            assert!((scored.scores[place] - expected).abs() < 1e-4, "{base} {query:?}");
         }
     }
 }
@@ -364,6 +397,9 @@ async fn the_version_follows_every_file_that_matters_and_can_be_given() {
         std::fs::write(&path, content).unwrap();
         assert_ne!(original, version(copy.path()), "{file}");
     }
+    let copy = common::copy("bert");
+    std::fs::write(copy.path().join("sentence_xlnet_config.json"), "{}").unwrap();
+    assert_ne!(original, version(copy.path()), "an older name of the same file");
     let copy = common::copy("bert");
     let path = copy.path().join("model.safetensors");
     let mut content = std::fs::read(&path).unwrap();

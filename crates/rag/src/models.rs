@@ -21,21 +21,19 @@ const SLICE: usize = 256;
 pub struct Models {
     embedders: BTreeMap<String, Arc<dyn Embedder>>,
     reranker: Option<Arc<dyn Reranker>>,
-    default_id: Option<String>,
+    /// Their ids in the order of the configuration.
+    order: Vec<String>,
 }
 
 impl Models {
     /// The first embedder is the default model.
     pub fn new(embedders: Vec<Arc<dyn Embedder>>, reranker: Option<Arc<dyn Reranker>>) -> Self {
-        let default_id = embedders.first().map(|e| e.info().identity.id.clone());
-        let embedders = embedders
-            .into_iter()
-            .map(|e| (e.info().identity.id.clone(), e))
-            .collect();
+        let order: Vec<String> = embedders.iter().map(|e| e.info().identity.id.clone()).collect();
+        let embedders = order.iter().cloned().zip(embedders).collect();
         Self {
             embedders,
             reranker,
-            default_id,
+            order,
         }
     }
 
@@ -44,7 +42,18 @@ impl Models {
     }
 
     pub fn default_embedder(&self) -> Option<&Arc<dyn Embedder>> {
-        self.default_id.as_ref().and_then(|id| self.embedders.get(id))
+        self.in_order().next()
+    }
+
+    /// A model by its id, or else by the name it was loaded from: the first in the configuration, where
+    /// several entries have it.
+    pub fn named(&self, name: &str) -> Option<&Arc<dyn Embedder>> {
+        let loaded_from = || self.in_order().find(|e| e.info().name == name);
+        self.embedders.get(name).or_else(loaded_from)
+    }
+
+    fn in_order(&self) -> impl Iterator<Item = &Arc<dyn Embedder>> {
+        self.order.iter().filter_map(|id| self.embedders.get(id))
     }
 
     /// The ids, for messages: `a, b`, or `none`.

@@ -76,7 +76,7 @@ pub struct Settings {
     pub conversation_ttl: Duration,
     /// Compute threads of the models; as many as there are cores unless set.
     pub threads: Option<NonZeroUsize>,
-    /// Large requests are refused while this many tokens wait for the models; the engine's own unless set.
+    /// Large requests are refused if more tokens than this would wait for the models; the engine's own unless set.
     pub model_queue_tokens: Option<usize>,
 }
 
@@ -192,12 +192,18 @@ pub fn build(layers: Layers<'_>) -> Result<Settings, ConfigError> {
             .or_else(|| server.embeddings_config.clone())
             .map_or(EmbeddingsChoice::Unset, EmbeddingsChoice::File),
     };
-    let from_flags = choose_cross_encoder(flags.cross_encoder_path, flags.cross_encoder);
+    let from_flags = choose_cross_encoder(
+        ("--cross-encoder-path", flags.cross_encoder_path),
+        ("--cross-encoder", flags.cross_encoder),
+    )?;
     let from_env = choose_cross_encoder(
-        env("CROSS_ENCODER_PATH").map(PathBuf::from),
-        env("CROSS_ENCODER_MODEL"),
-    );
-    let from_file = choose_cross_encoder(server.cross_encoder_path.clone(), server.cross_encoder.clone());
+        ("CROSS_ENCODER_PATH", env("CROSS_ENCODER_PATH").map(PathBuf::from)),
+        ("CROSS_ENCODER_MODEL", env("CROSS_ENCODER_MODEL")),
+    )?;
+    let from_file = choose_cross_encoder(
+        ("server.crossEncoderPath", server.cross_encoder_path.clone()),
+        ("server.crossEncoder", server.cross_encoder.clone()),
+    )?;
     Ok(Settings {
         host,
         port,
@@ -219,9 +225,25 @@ pub fn build(layers: Layers<'_>) -> Result<Settings, ConfigError> {
     })
 }
 
-fn choose_cross_encoder(path: Option<PathBuf>, name: Option<String>) -> Option<CrossEncoderChoice> {
-    path.map(CrossEncoderChoice::Directory)
-        .or_else(|| name.map(CrossEncoderChoice::Hub))
+/// Each with the name of the setting it comes from.
+fn choose_cross_encoder(
+    (path_setting, path): (&str, Option<PathBuf>),
+    (name_setting, name): (&str, Option<String>),
+) -> Result<Option<CrossEncoderChoice>, ConfigError> {
+    let empty = |setting: &str, what: &str| {
+        ConfigError(format!(
+            "{setting} is empty: name {what}, or leave it out to run without a cross-encoder"
+        ))
+    };
+    match (path, name) {
+        (Some(path), _) if path.as_os_str().is_empty() => Err(empty(path_setting, "a directory")),
+        (Some(path), _) => Ok(Some(CrossEncoderChoice::Directory(path))),
+        (None, Some(name)) if name.trim().is_empty() => Err(empty(
+            name_setting,
+            "a Hugging Face model such as BAAI/bge-reranker-base",
+        )),
+        (None, name) => Ok(name.map(CrossEncoderChoice::Hub)),
+    }
 }
 
 fn parse_host(text: &str) -> Result<IpAddr, ConfigError> {
@@ -351,6 +373,11 @@ fn limits(server: &ServerSection) -> Result<Limits, ConfigError> {
         body_bytes: count("bodyBytes", given.body_bytes, defaults.body_bytes)?,
         add_bytes: count("addBytes", given.add_bytes, defaults.add_bytes)?,
         add_documents: count("addDocuments", given.add_documents, defaults.add_documents)?,
+        rerank_documents: count(
+            "rerankDocuments",
+            given.rerank_documents,
+            defaults.rerank_documents,
+        )?,
         top_k: count("topK", given.top_k, defaults.top_k)?,
         body_timeout: seconds("bodySeconds", given.body_seconds, defaults.body_timeout)?,
         request_timeout: seconds("requestSeconds", given.request_seconds, defaults.request_timeout)?,
@@ -438,6 +465,30 @@ mod tests {
             chosen(Flags::default()),
             CrossEncoderChoice::Directory("/env".into())
         );
+    }
+
+    #[test]
+    fn a_cross_encoder_without_a_name_is_named_by_its_setting() {
+        let name = Flags {
+            cross_encoder: Some(String::new()),
+            ..Flags::default()
+        };
+        let path = Flags {
+            cross_encoder_path: Some("".into()),
+            ..Flags::default()
+        };
+        for (flags, yaml, says) in [
+            (name, "", "--cross-encoder is empty: name a Hugging Face model"),
+            (path, "", "--cross-encoder-path is empty: name a directory"),
+            (
+                Flags::default(),
+                "server: {crossEncoder: ' '}",
+                "server.crossEncoder is empty",
+            ),
+        ] {
+            let message = settings(flags, &[], yaml).unwrap_err().to_string();
+            assert!(message.starts_with(says), "{message}");
+        }
     }
 
     #[test]

@@ -167,6 +167,44 @@ async fn a_full_queue_refuses_batches_first_and_then_everything() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_large_request_counts_with_its_own_tokens() {
+    let engine = engine(4_000, 100);
+    let (model, starts, permit) = scripted();
+    let batch = |count: u32| (0..count).map(|id| sequence(id, 384)).collect::<Vec<_>>();
+    let spawn = |count: u32| {
+        let (e, m) = (engine.clone(), model.clone());
+        tokio::spawn(async move { e.compute(m, batch(count)).await })
+    };
+    // More than the whole budget is let in where nothing waits, as it always would have to wait.
+    let first = spawn(20);
+    starts.recv().unwrap();
+    assert_eq!(engine.load().waiting_tokens, 19 * 384);
+    assert!(matches!(
+        engine.compute(model.clone(), batch(3)).await,
+        Err(ModelError::Overloaded { .. })
+    ));
+    for _ in 0..13 {
+        permit.send(()).unwrap();
+        starts.recv().unwrap();
+    }
+    // Six groups wait: four more fit into the budget, five do not.
+    assert_eq!(engine.load().waiting_tokens, 6 * 384);
+    assert!(matches!(
+        engine.compute(model.clone(), batch(5)).await,
+        Err(ModelError::Overloaded { .. })
+    ));
+    let second = spawn(4);
+    while engine.load().waiting_requests < 2 {
+        tokio::task::yield_now().await;
+    }
+    for _ in 0..11 {
+        permit.send(()).unwrap();
+    }
+    assert_eq!(first.await.unwrap().unwrap().len(), 20);
+    assert_eq!(second.await.unwrap().unwrap().len(), 4);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failing_model_answers_with_an_error_and_the_thread_goes_on() {
     let engine = engine(1_000, 10);
     let (model, _starts, permit) = scripted();

@@ -21,22 +21,35 @@ pub(crate) fn read_optional(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
         path: path.to_owned(),
         source,
     };
-    let file = match File::open(path) {
-        Ok(file) => file,
+    let (file, length) = match open(path) {
+        Ok(opened) => opened,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(unreadable(source)),
     };
+    let too_large = || LoadError::malformed(path, format!("larger than {} MB", LARGEST_JSON >> 20));
+    if length > LARGEST_JSON {
+        return Err(too_large());
+    }
     let mut bytes = Vec::new();
+    // The file may grow while it is read.
     file.take(LARGEST_JSON + 1)
         .read_to_end(&mut bytes)
         .map_err(unreadable)?;
     if bytes.len() as u64 > LARGEST_JSON {
-        return Err(LoadError::malformed(
-            path,
-            format!("larger than {} MB", LARGEST_JSON >> 20),
-        ));
+        return Err(too_large());
     }
     Ok(Some(bytes))
+}
+
+/// Opens a regular file and says how long it is. Anything else under its name, such as a pipe that nobody
+/// writes to, could be waited for without end.
+pub(crate) fn open(path: &Path) -> std::io::Result<(File, u64)> {
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(std::io::Error::other("it is no regular file"));
+    }
+    let file = File::open(path)?;
+    let length = file.metadata()?.len();
+    Ok((file, length))
 }
 
 pub(crate) fn json_optional<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, LoadError> {

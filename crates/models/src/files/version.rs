@@ -3,13 +3,12 @@
 //! Every byte counts: a single changed weight gives other vectors. The digest is computed beside
 //! the loading, on another thread, and takes no longer than that.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-use super::{read_optional, weights};
+use super::{open, read_optional, weights};
 use crate::error::LoadError;
 
 const CHUNK: usize = 1 << 20;
@@ -57,12 +56,8 @@ fn add_file(hash: &mut Sha256, name: &str, path: &Path) -> Result<(), LoadError>
         path: path.to_owned(),
         source,
     };
-    let mut file = File::open(path).map_err(unreadable)?;
-    add(
-        hash,
-        name,
-        &file.metadata().map_err(unreadable)?.len().to_le_bytes(),
-    );
+    let (mut file, length) = open(path).map_err(unreadable)?;
+    add(hash, name, &length.to_le_bytes());
     let mut chunk = vec![0; CHUNK];
     loop {
         match file.read(&mut chunk).map_err(unreadable)? {

@@ -14,7 +14,7 @@ use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 use serde::Deserialize;
 
-use super::json_optional;
+use super::{json_optional, open};
 use crate::error::LoadError;
 
 pub(crate) const SINGLE_FILE: &str = "model.safetensors";
@@ -66,8 +66,7 @@ impl Weights {
             path: path.clone(),
             source,
         };
-        let mut file = File::open(&path).map_err(unreadable)?;
-        let length = file.metadata().map_err(unreadable)?.len();
+        let (mut file, length) = open(&path).map_err(unreadable)?;
         let mut size = [0; 8];
         file.read_exact(&mut size)
             .map_err(|_| LoadError::malformed(&path, "shorter than its header"))?;

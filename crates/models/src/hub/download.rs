@@ -12,6 +12,9 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 use super::{Hub, HubError, Progress, ProgressEvent, RepositoryCache};
+use crate::encoder::config::RawConfig;
+use crate::modules::Layout;
+use crate::sentence::SENTENCE_CONFIGS;
 
 /// How often a transfer that breaks off is taken up again.
 const ATTEMPTS: u32 = 5;
@@ -19,12 +22,15 @@ const ATTEMPTS: u32 = 5;
 const LARGEST_DESCRIPTION: usize = 16 << 20;
 const DESCRIPTION_TIMEOUT: Duration = Duration::from_secs(20);
 
-const WANTED: [&str; 8] = [
+/// How often a hub that fails is asked again what it has.
+const DESCRIPTION_ATTEMPTS: u32 = 3;
+
+/// Beside the files of [`SENTENCE_CONFIGS`].
+const WANTED: [&str; 7] = [
     "config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "modules.json",
-    "sentence_bert_config.json",
     "config_sentence_transformers.json",
     "model.safetensors",
     "model.safetensors.index.json",
@@ -54,6 +60,11 @@ struct Lfs {
 }
 
 impl RemoteFile {
+    /// Weights, and the vocabulary, which may have many megabytes.
+    fn is_heavy(&self) -> bool {
+        self.name.ends_with(".safetensors") || self.name.ends_with("tokenizer.json")
+    }
+
     fn size(&self) -> Option<u64> {
         self.lfs.as_ref().and_then(|lfs| lfs.size).or(self.size)
     }
@@ -82,7 +93,12 @@ pub(super) async fn pull(
         source,
     };
     cache.create(&description.sha).map_err(unwritable)?;
-    for file in &files {
+    let (heavy, light): (Vec<_>, Vec<_>) = files.iter().partition(|file| file.is_heavy());
+    let first_heavy = light.len();
+    for (number, file) in light.into_iter().chain(heavy).enumerate() {
+        if number == first_heavy {
+            check_architecture(id, &cache.snapshot(&description.sha))?;
+        }
         let blob = file.blob_name(&description.sha);
         let transfer = Transfer {
             hub,
@@ -102,18 +118,34 @@ pub(super) async fn pull(
     Ok(cache.snapshot(&description.sha))
 }
 
+/// What cannot be loaded is known from its configuration, before anything large is fetched.
+fn check_architecture(id: &str, snapshot: &Path) -> Result<(), HubError> {
+    let encoder = |layout: Layout| RawConfig::read(&layout.encoder)?.encoder(&layout.encoder);
+    let checked = Layout::read(snapshot).and_then(encoder);
+    checked.map(drop).map_err(|error| HubError::Unusable {
+        id: id.to_owned(),
+        reason: error.to_string(),
+    })
+}
+
 async fn describe(hub: &Hub, id: &str, revision: &str) -> Result<Description, HubError> {
     let url = format!(
         "{}/api/models/{id}/revision/{revision}?blobs=true",
         hub.settings.endpoint
     );
-    let request = authorized(hub, hub.client.get(&url)).timeout(DESCRIPTION_TIMEOUT);
-    let mut response = check(
-        hub,
-        id,
-        revision,
-        request.send().await.map_err(|error| unreachable(hub, &error))?,
-    )?;
+    let ask = || {
+        let request = authorized(hub, hub.client.get(&url)).timeout(DESCRIPTION_TIMEOUT);
+        async { request.send().await.map_err(|error| unreachable(hub, &error)) }
+    };
+    let mut response = ask().await?;
+    for attempt in 1..DESCRIPTION_ATTEMPTS {
+        if !response.status().is_server_error() {
+            break;
+        }
+        pause(attempt).await;
+        response = ask().await?;
+    }
+    let mut response = check(hub, id, revision, response)?;
     let mut body = Vec::new();
     while let Some(chunk) = response.chunk().await.map_err(|error| unreachable(hub, &error))? {
         body.extend_from_slice(&chunk);
@@ -142,8 +174,7 @@ fn choose(id: &str, siblings: &[RemoteFile]) -> Result<Vec<RemoteFile>, HubError
     let wanted = |name: &str| {
         let (directory, base) = name.rsplit_once('/').unwrap_or(("", name));
         let shard = base.starts_with("model-") && base.ends_with(".safetensors");
-        let here =
-            WANTED.contains(&base) && !(single && directory.is_empty() && base.ends_with(".index.json"));
+        let here = is_wanted(base) && !(single && directory.is_empty() && base.ends_with(".index.json"));
         (is_module_directory(directory) && here) || (directory.is_empty() && (here || (shard && !single)))
     };
     let files: Vec<RemoteFile> = siblings
@@ -177,6 +208,10 @@ fn choose(id: &str, siblings: &[RemoteFile]) -> Result<Vec<RemoteFile>, HubError
         }
     }
     Ok(files)
+}
+
+fn is_wanted(base: &str) -> bool {
+    WANTED.contains(&base) || SENTENCE_CONFIGS.contains(&base)
 }
 
 /// `1_Pooling` and the like: sentence-transformers numbers the directories of its modules.
@@ -219,7 +254,7 @@ impl Transfer<'_> {
         let mut reason = String::new();
         for attempt in 0..ATTEMPTS {
             if attempt > 0 {
-                tokio::time::sleep(Duration::from_millis(100 << attempt)).await;
+                pause(attempt).await;
             }
             match self.attempt().await? {
                 Outcome::Complete => return self.finish(&target),
@@ -388,6 +423,11 @@ fn continues_at(response: &Response, done: u64) -> bool {
         .and_then(|range| range.to_str().ok());
     response.status() == StatusCode::PARTIAL_CONTENT
         && range.is_some_and(|range| range.starts_with(&format!("bytes {done}-")))
+}
+
+/// Longer before each further attempt.
+async fn pause(attempt: u32) {
+    tokio::time::sleep(Duration::from_millis(100 << attempt)).await;
 }
 
 fn authorized(hub: &Hub, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {

@@ -50,6 +50,31 @@ impl RepositoryCache {
         (plain && snapshot.is_dir()).then_some(snapshot)
     }
 
+    /// Deletes what only this revision has. Where its commit has another name, that one keeps the files.
+    pub(crate) fn remove(&self, revision: &str) -> io::Result<()> {
+        let Some(snapshot) = self.snapshot_of(revision) else {
+            return Ok(());
+        };
+        let name = self.root.join("refs").join(revision);
+        let commit = snapshot.file_name().unwrap_or_default().to_string_lossy();
+        let names = names_of(&self.root.join("refs"), &commit);
+        if names.contains(&name) && names.len() > 1 {
+            return std::fs::remove_file(name);
+        }
+        for name in names {
+            std::fs::remove_file(name)?;
+        }
+        std::fs::remove_dir_all(snapshot)?;
+        let mut used = Vec::new();
+        targets(&self.root.join("snapshots"), &mut used);
+        for blob in std::fs::read_dir(self.root.join("blobs"))?.flatten() {
+            if !used.contains(&blob.path().canonicalize()?) {
+                std::fs::remove_file(blob.path())?;
+            }
+        }
+        Ok(())
+    }
+
     pub(crate) fn create(&self, commit: &str) -> io::Result<()> {
         for directory in [
             &self.root.join("blobs"),
@@ -78,6 +103,22 @@ impl RepositoryCache {
         replace(&link, |path| {
             link_to(&format!("{up}blobs/{blob}"), &self.blob(blob), path)
         })
+    }
+}
+
+fn names_of(refs: &Path, commit: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(refs).into_iter().flatten().flatten();
+    let names = |path: &PathBuf| std::fs::read_to_string(path).is_ok_and(|text| text.trim() == commit);
+    entries.map(|entry| entry.path()).filter(names).collect()
+}
+
+/// The files that links below a directory lead to.
+fn targets(directory: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        match entry.path() {
+            path if path.is_dir() => targets(&path, found),
+            path => found.extend(path.canonicalize()),
+        }
     }
 }
 

@@ -139,7 +139,7 @@ impl std::fmt::Display for ModelSource {
 }
 
 /// Only such ids become part of a URL or of a path in the cache.
-fn is_hub_id(text: &str) -> bool {
+pub(crate) fn is_hub_id(text: &str) -> bool {
     let (id, revision) = text.split_once('@').unwrap_or((text, DEFAULT_REVISION));
     let plain = |part: &str| {
         !part.is_empty()

@@ -165,17 +165,22 @@ enum ModelsCommand {
     },
     /// Fetch a model into the cache
     Pull {
-        /// A Hugging Face model id, such as BAAI/bge-reranker-base; `default` for the built-in default model
+        /// A Hugging Face model id, such as BAAI/bge-reranker-base, or ID@REVISION for one of its branches,
+        /// tags or commits; `default` for the built-in default model
         name: String,
+        /// Ask the hub for the present state of a model that is in the cache already
+        #[arg(long)]
+        update: bool,
     },
     /// Remove a model from the cache
     Remove {
-        /// A Hugging Face model id, as `models list` shows it; `default` for the built-in default model
+        /// A Hugging Face model id, as `models list` shows it, with all its revisions, or ID@REVISION for one
+        /// of them; `default` for the built-in default model
         name: String,
     },
     /// Show what is known of a model in the cache, or of one in a directory
     Show {
-        /// A Hugging Face model id, `default` for the built-in default model, or a directory
+        /// A Hugging Face model id or ID@REVISION, `default` for the built-in default model, or a directory
         name: String,
         /// As JSON instead of lines
         #[arg(long)]

@@ -17,7 +17,7 @@ pub(super) fn run(command: ModelsCommand) -> anyhow::Result<()> {
     let hub = startup::hub()?;
     match command {
         ModelsCommand::List { json } => list(&hub, json),
-        ModelsCommand::Pull { name } => pull(&hub, &name),
+        ModelsCommand::Pull { name, update } => pull(&hub, &name, update),
         ModelsCommand::Remove { name } => remove(&hub, &name),
         ModelsCommand::Show { name, json } => show(&hub, &name, json),
     }
@@ -68,20 +68,29 @@ fn list(hub: &Hub, as_json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn pull(hub: &Hub, name: &str) -> anyhow::Result<()> {
+fn pull(hub: &Hub, name: &str, update: bool) -> anyhow::Result<()> {
     let progress = crate::progress::downloads();
     let directory = block_on(async {
         match full_name(name) {
-            default_model::ID => Ok(default_model::ensure(hub, &progress).await?),
+            default_model::ID if !update => Ok(default_model::ensure(hub, &progress).await?),
             name => match ModelSource::parse(name) {
                 ModelSource::Directory(path) => Err(anyhow::anyhow!(
                     "{} is no model of the hub, whose ids are such as BAAI/bge-reranker-base: there is nothing to fetch",
                     path.display()
                 )),
+                ModelSource::Hub { id, revision } if update => {
+                    Ok(hub.pull(&id, &revision, &progress).await?)
+                }
                 source => Ok(hub.model_directory(&source, &progress).await?),
             },
         }
     })?;
+    if let Some(problem) = cache::problem(&directory) {
+        anyhow::bail!(
+            "'{name}' is in {}, but cannot be loaded: {problem}",
+            directory.display()
+        );
+    }
     writeln!(std::io::stdout().lock(), "{}", directory.display())?;
     Ok(())
 }

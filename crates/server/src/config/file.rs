@@ -69,9 +69,11 @@ pub struct LimitsSection {
     pub add_bytes: Option<usize>,
     #[serde(alias = "add_documents")]
     pub add_documents: Option<usize>,
+    #[serde(alias = "rerank_documents")]
+    pub rerank_documents: Option<usize>,
     #[serde(alias = "top_k")]
     pub top_k: Option<usize>,
-    /// Large requests are refused while this many tokens wait for the models.
+    /// Large requests are refused if more tokens than this would wait for the models with them.
     #[serde(alias = "model_queue_tokens")]
     pub model_queue_tokens: Option<usize>,
     #[serde(alias = "body_seconds")]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use base64::Engine as _;
 use ragstone_core::error::InvalidInput;
 use ragstone_core::model::{EmbedInput, Embedder, Embedding, Role};
@@ -16,6 +17,9 @@ use super::extract::JsonBody;
 use super::state::AppState;
 
 const MAX_INPUTS: usize = 2048;
+const TRUNCATED: HeaderName = HeaderName::from_static("x-ragstone-truncated");
+/// Indexes in that header.
+const MAX_LISTED: usize = 200;
 
 #[derive(Deserialize, ToSchema)]
 #[schema(example = json!({"model": "minilm", "input": ["a text", "another"]}))]
@@ -87,7 +91,9 @@ pub(super) struct Usage {
 #[utoipa::path(
     post, path = "/v1/embeddings", tag = "models", request_body = OpenAiBody,
     responses(
-        (status = 200, body = OpenAiAnswer),
+        (status = 200, body = OpenAiAnswer, headers(("x-ragstone-truncated" = String,
+            description = "Only where inputs are longer than the model reads: the indexes of those of which only \
+                the beginning was embedded, such as `0,3`; of many the first 200, and then `...`"))),
         (status = 400, body = ErrorBody, description = "The input is malformed"),
         (status = 404, body = ErrorBody, description = "No such model is loaded"),
         (status = 429, body = ErrorBody, description = "The model's queue is full; see Retry-After"),
@@ -97,7 +103,7 @@ pub(super) struct Usage {
 pub(super) async fn openai(
     State(state): State<AppState>,
     JsonBody(body): JsonBody<OpenAiBody>,
-) -> Result<Json<OpenAiAnswer>, ApiError> {
+) -> Result<(HeaderMap, Json<OpenAiAnswer>), ApiError> {
     let embedder = choose(&state, body.model.as_deref())?;
     let base64 = match body.encoding_format.as_deref() {
         None | Some("float") => false,
@@ -123,6 +129,7 @@ pub(super) async fn openai(
         }
     }
     let tokens = embeddings.iter().map(|embedding| embedding.tokens).sum();
+    let headers = truncated_header(&truncated(&embeddings));
     let data = embeddings
         .into_iter()
         .enumerate()
@@ -136,7 +143,7 @@ pub(super) async fn openai(
             },
         })
         .collect();
-    Ok(Json(OpenAiAnswer {
+    let answer = OpenAiAnswer {
         object: "list",
         data,
         model: embedder.info().identity.id.clone(),
@@ -144,7 +151,8 @@ pub(super) async fn openai(
             prompt_tokens: tokens,
             total_tokens: tokens,
         },
-    }))
+    };
+    Ok((headers, Json(answer)))
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -194,14 +202,30 @@ pub(super) async fn plain(
     Ok(Json(EmbedAnswer {
         model: embedder.info().identity.id.clone(),
         dim: embedder.info().identity.dimensions,
-        truncated: embeddings
-            .iter()
-            .enumerate()
-            .filter(|(_, e)| e.truncated)
-            .map(|(index, _)| index)
-            .collect(),
+        truncated: truncated(&embeddings),
         embeddings: embeddings.into_iter().map(|embedding| embedding.vector).collect(),
     }))
+}
+
+/// The indexes of texts of which only the beginning was read.
+fn truncated(embeddings: &[Embedding]) -> Vec<usize> {
+    let cut = embeddings.iter().enumerate().filter(|(_, e)| e.truncated);
+    cut.map(|(index, _)| index).collect()
+}
+
+/// OpenAI's answer has no place for it, and clients look at headers that they do not know as little as
+/// at fields. Proxies refuse headers of many kilobytes, so the list ends at some point.
+fn truncated_header(indexes: &[usize]) -> HeaderMap {
+    let mut listed: Vec<String> = indexes.iter().take(MAX_LISTED).map(usize::to_string).collect();
+    if indexes.len() > MAX_LISTED {
+        listed.push("...".to_owned());
+    }
+    let value = HeaderValue::from_str(&listed.join(",")).ok();
+    value
+        .filter(|_| !indexes.is_empty())
+        .map(|value| (TRUNCATED, value))
+        .into_iter()
+        .collect()
 }
 
 async fn embed(
@@ -224,8 +248,7 @@ fn choose(state: &AppState, wanted: Option<&str>) -> Result<Arc<dyn Embedder>, A
     let Some(wanted) = wanted else {
         return models.default_embedder().cloned().ok_or_else(no_model);
     };
-    let known = |e: &&Arc<dyn Embedder>| e.info().identity.id == wanted || e.info().name == wanted;
-    models.embedders().find(known).cloned().ok_or_else(|| {
+    models.named(wanted).cloned().ok_or_else(|| {
         ApiError::not_found(format!(
             "Embedding model '{}' not loaded. Available models: {}",
             ragstone_core::collection::shorten(wanted),

@@ -16,6 +16,7 @@ use super::state::AppState;
     {"id": "a", "text": "Logs are kept for 30 days."}, {"id": "b", "text": "The door is blue."}]}))]
 pub(super) struct RerankBody {
     query: String,
+    /// At most 10,000, unless the server is configured otherwise.
     #[serde(deserialize_with = "objects")]
     documents: Vec<RerankDocument>,
     /// Return only this many; all unless given.
@@ -96,6 +97,7 @@ pub(super) struct CompatibleRerankBody {
     #[serde(rename = "model")]
     _model: Option<String>,
     query: String,
+    /// At most 10,000, unless the server is configured otherwise.
     documents: Vec<TextOrObject>,
     /// Return only this many; all unless given.
     top_n: Option<i64>,
@@ -242,6 +244,13 @@ async fn ranked(
     let reranker = state.service.models.reranker()?;
     if query.trim().is_empty() {
         return Err(ApiError::bad_request("'query' must not be empty"));
+    }
+    if texts.len() > state.limits.rerank_documents {
+        return Err(ApiError::bad_request(format!(
+            "{} documents in one request; at most {} are allowed: send them in several",
+            texts.len(),
+            state.limits.rerank_documents
+        )));
     }
     if texts.is_empty() {
         return Ok(Ranking::default());

@@ -58,6 +58,8 @@ pub struct Limits {
     /// The largest body of a request that adds documents.
     pub add_bytes: usize,
     pub add_documents: usize,
+    /// Documents of a request that reranks.
+    pub rerank_documents: usize,
     pub top_k: usize,
     /// How long a body may take to arrive.
     pub body_timeout: Duration,
@@ -75,6 +77,7 @@ impl Default for Limits {
             body_bytes: 2 * 1024 * 1024,
             add_bytes: 64 * 1024 * 1024,
             add_documents: 10_000,
+            rerank_documents: 10_000,
             top_k: 1_000,
             body_timeout: Duration::from_secs(60),
             request_timeout: Duration::from_secs(600),
