@@ -137,6 +137,26 @@ async fn private_addresses_are_for_those_who_are_on_the_machine() {
     );
 }
 
+/// A proxy would look a name up where nobody checks what it leads to, and see the key.
+#[tokio::test]
+async fn a_connection_of_a_client_goes_through_no_proxy() {
+    let proxy = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", proxy.local_addr().unwrap());
+    let reached = tokio::spawn(async move { proxy.accept().await.map(|_| ()) });
+    let server = Setup::without_models()
+        .env("HTTP_PROXY", &address)
+        .env("http_proxy", &address)
+        .env("NO_PROXY", "")
+        .env("no_proxy", "")
+        .start()
+        .await;
+    let config = json!({"url": "http://rag.invalid", "timeoutMs": 5000, "retry": {"maxAttempts": 1},
+        "auth": {"type": "bearer", "token": "canary-8f3a-token"}});
+    let health = tried(&server, "chromadb-wrapper", config).await.ok();
+    assert_eq!(health["status"], "unhealthy", "{health}");
+    assert!(!reached.is_finished(), "{health}");
+}
+
 #[tokio::test]
 async fn services_are_wrong_before_the_start_and_not_after_it() {
     for (yaml, named) in [

@@ -1,5 +1,8 @@
 //! Credentials of services appear nowhere: not in answers, not in errors, not in the log.
 
+use axum::Router;
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, StatusCode};
 use serde_json::json;
 
 use super::{nobody, with_model};
@@ -50,6 +53,61 @@ async fn credentials_are_shown_nowhere() {
             .lines()
             .find(|line| line.contains(CANARY) || line.contains("canary-8f3a"));
         assert_eq!(line, None, "in {place}");
+    }
+}
+
+/// A service that repeats what it was sent, in JSON with escapes.
+async fn echoing() -> String {
+    let echo = async |headers: HeaderMap| {
+        let sent = headers
+            .get("authorization")
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or_default();
+        let body = json!({"detail": format!("you sent {sent}"), "status": "healthy", sent: [sent]});
+        let body = body.to_string().replace('/', "\\/").replace('-', "\\u002d");
+        (
+            StatusCode::BAD_REQUEST,
+            [(CONTENT_TYPE, "application/json")],
+            body,
+        )
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, Router::new().fallback(echo)).await });
+    url
+}
+
+#[tokio::test]
+async fn what_a_service_repeats_in_escapes_is_not_shown() {
+    let url = echoing().await;
+    for key in [r#"p"ss\wd/longer"#, "canary-5e/KEY-0", "k/7"] {
+        let yaml = format!(
+            "services:\n  echo: {{provider: chromadb-wrapper, url: {url:?}, retry: {{maxAttempts: 1}}, auth: {{type: bearer, token: '{key}'}}}}\n"
+        );
+        let near = Setup::without_models()
+            .config(&yaml)
+            .env("RAGSTONE_LOG", "trace")
+            .start()
+            .await;
+        let config = json!({"url": url, "auth": {"type": "bearer", "token": key}});
+        let tried = json!({"config": config});
+        let query = json!({"service": "echo", "query": "q"});
+        let passed_on = near.get("/api/collections/c?service=echo").await;
+        assert_eq!(passed_on.json()["detail"], "you sent Bearer ***");
+        let answers = [
+            passed_on,
+            near.get("/api/services").await,
+            near.get("/api/collections").await,
+            near.post("/api/collections/c/query", query).await,
+            near.post("/api/providers/chromadb-wrapper/test", tried).await,
+        ];
+        let as_json = json!(key).to_string();
+        let shows = |text: &str| text.contains(key) || text.contains(as_json.trim_matches('"'));
+        for answer in answers {
+            assert!(!shows(&answer.json().to_string()), "{}", answer.text);
+        }
+        let (_, log) = near.stop();
+        assert_eq!(log.lines().find(|line| shows(line)), None);
     }
 }
 

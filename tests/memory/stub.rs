@@ -8,6 +8,7 @@ use axum::Json;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
@@ -102,10 +103,12 @@ fn refused(headers: &HeaderMap) -> Option<Response> {
     (sent != format!("Bearer {KEY}")).then(|| failure(401))
 }
 
-/// As careless as a provider can be: it repeats the key.
+/// As careless as a provider can be: it repeats the key, as it is and with an escape in it.
 fn failure(status: u16) -> Response {
-    let body = json!({"error": {"message": format!("no luck with the key {KEY}")}});
-    (StatusCode::from_u16(status).expect("a status"), Json(body)).into_response()
+    let body = json!({"error": {"message": format!("no luck with the key {KEY}, none with ESCAPED")}});
+    let body = body.to_string().replace("ESCAPED", &KEY.replace('-', "\\u002d"));
+    let status = StatusCode::from_u16(status).expect("a status");
+    (status, [(CONTENT_TYPE, "application/json")], body).into_response()
 }
 
 async fn embeddings(State(stub): State<Arc<Inner>>, headers: HeaderMap, Json(body): Json<Value>) -> Response {

@@ -21,7 +21,9 @@ use crate::store::{DocumentPage, MetadataUpdate, Page, Selection, StoreError};
 ///   where the backend keeps one.
 /// * What a backend lacks is emulated with the same results or refused as
 ///   [`ProviderError::Unsupported`]; never is an answer silently different.
-/// * Every call ends within the deadline configured for the service. Dropping the future cancels it.
+/// * Every operation ends within the deadline configured for the service, but for adding, deleting and
+///   emptying, which take as long as there are documents: of those, each request has the deadline.
+///   Dropping the future cancels it.
 #[async_trait]
 pub trait RagProvider: Send + Sync {
     /// What can be asked of this kind of backend. What one service of it can do is told by its health

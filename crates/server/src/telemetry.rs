@@ -1,9 +1,13 @@
 //! Logs to stderr, counters for Prometheus.
 
+use std::fmt::{self, Write as _};
 use std::io::IsTerminal;
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::field::MakeExt;
+use tracing_subscriber::fmt::FormatFields;
+use tracing_subscriber::fmt::format::{Writer, debug_fn};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
@@ -33,13 +37,46 @@ pub fn start_logs_from(level: &str, format: LogFormat) {
     // A second start, in a test, changes nothing.
     let _ = match format {
         LogFormat::Json => logs.json().flatten_event(true).try_init(),
-        LogFormat::Text => logs.with_ansi(std::io::stderr().is_terminal()).try_init(),
+        LogFormat::Text => logs
+            .with_ansi(std::io::stderr().is_terminal())
+            .fmt_fields(one_line())
+            .try_init(),
     };
     // A panic in a thread belongs in the same log as everything else.
     std::panic::set_hook(Box::new(|panic| {
         let place = panic.location().map(ToString::to_string).unwrap_or_default();
         tracing::error!(place, "panic: {}", panic.payload_as_str().unwrap_or("no message"));
     }));
+}
+
+/// Fields of text logs. What a service or a client says is among them, and must not look like a line of
+/// ours, nor move the cursor of a terminal.
+fn one_line() -> impl for<'w> FormatFields<'w> + 'static {
+    debug_fn(|writer: &mut Writer<'_>, field, value| {
+        if field.name() != "message" {
+            write!(writer, "{field}=")?;
+        }
+        write!(OneLine(writer), "{value:?}")
+    })
+    .delimited(" ")
+}
+
+/// Writes control characters as escapes.
+struct OneLine<W>(W);
+
+impl<W: fmt::Write> fmt::Write for OneLine<W> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let breaks = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
+        for piece in text.split_inclusive(breaks) {
+            let last = piece.chars().next_back().filter(|c| breaks(*c));
+            let plain = &piece[..piece.len() - last.map_or(0, char::len_utf8)];
+            self.0.write_str(plain)?;
+            if let Some(c) = last {
+                write!(self.0, "{}", c.escape_default())?;
+            }
+        }
+        Ok(())
+    }
 }
 
 pub fn start_metrics() -> anyhow::Result<PrometheusHandle> {
@@ -89,4 +126,51 @@ pub fn start_metrics() -> anyhow::Result<PrometheusHandle> {
         "Searches that found the vector of their query made already"
     );
     Ok(handle)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_is_logged_stays_on_its_line() {
+        let log = Log::default();
+        let writer = log.clone();
+        let logs = tracing_subscriber::fmt()
+            .with_writer(move || writer.clone())
+            .without_time()
+            .with_ansi(false)
+            .with_target(false)
+            .fmt_fields(one_line())
+            .finish();
+        let said = "no\r\n INFO all is well\u{1b}[2J\u{2028}ü";
+        tracing::subscriber::with_default(logs, || {
+            tracing::info_span!("asked", %said).in_scope(|| {
+                tracing::warn!(error = %said, quoted = said, number = 7, "not {said}");
+            });
+        });
+        let logged = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        let escaped = "no\\r\\n INFO all is well\\u{1b}[2J\\u{2028}ü";
+        assert_eq!(
+            logged,
+            format!(
+                " WARN asked{{said={escaped}}}: not {escaped} error={escaped} quoted=\"{escaped}\" number=7\n"
+            )
+        );
+    }
 }

@@ -15,8 +15,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::address::{self, GuardedResolver};
+use super::address::{self, AddressRule, GuardedResolver};
 use super::breaker::Breaker;
+use super::operation;
 use super::retry::{self, Failure, Sent};
 use super::secrets::{Secrets, basic_credentials};
 use super::settings::{Auth, ClientSettings, Policy};
@@ -168,12 +169,14 @@ impl ServiceClient {
         addresses
             .check_url(&base_url)
             .map_err(|message| ConfigError::field("url", message))?;
+        // A proxy would look names up itself, out of reach of the rule for what clients bring.
+        let is_foreign = matches!(addresses, AddressRule::Foreign { .. });
         let mut builder = reqwest::Client::builder()
             .user_agent(concat!("ragstone/", env!("CARGO_PKG_VERSION")))
             .redirect(redirect::Policy::none())
             .connect_timeout(policy.connect_timeout.min(policy.deadline))
             .dns_resolver(Arc::new(GuardedResolver(addresses)));
-        if address::is_local(&base_url) {
+        if is_foreign || address::is_local(&base_url) {
             builder = builder.no_proxy();
         }
         if base_url.scheme() == "http" {
@@ -275,11 +278,14 @@ impl Inner {
                 })?,
         };
         let patience = call.patience.unwrap_or(self.policy.deadline);
-        let deadline = retry::after(patience);
+        let deadline = operation::deadline(patience);
+        // A call that others of its operation left little time to says nothing about the service.
+        let is_cut = deadline < retry::after(patience / 2);
         let outcome = timeout_at(deadline, self.attempts(call, deadline, body))
             .await
             .unwrap_or_else(|_| Err(self.deadline_exceeded(patience)));
         match &outcome {
+            Err(CallError::DeadlineExceeded { .. }) if is_cut => {}
             Err(CallError::Unreachable { .. } | CallError::DeadlineExceeded { .. }) => permit.failed(),
             Err(error) if error.status().is_some_and(|status| status >= 500) && !error.is_considered() => {
                 permit.failed();
@@ -334,7 +340,7 @@ impl Inner {
             error: CallError::Answered(Box::new(ErrorAnswer {
                 service: self.service.clone(),
                 status: status.as_u16(),
-                content_type,
+                content_type: content_type.map(|value| self.secrets.hide(value)),
                 body: self.secrets.hide_in_bytes(body),
                 retry_after: retry_after.and_then(|value| retry::parse_retry_after(&value, Timestamp::now())),
             })),

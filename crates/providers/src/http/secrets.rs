@@ -1,14 +1,20 @@
 //! Keeping credentials out of what a service sends back.
 
+use std::ops::Range;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use secrecy::{ExposeSecret, SecretString};
+use serde_json::Value;
 
+use super::escapes::{unescape, widen};
 use super::settings::Auth;
 
 const HIDDEN: &str = "***";
-/// Anything shorter would blank out ordinary words.
-const SHORTEST: usize = 6;
+/// Anything shorter is hidden only where it stands alone: within words it would blank out ordinary ones.
+const LONG: usize = 6;
+/// How many layers of escapes are looked through: JSON in a string of JSON has two.
+const LAYERS: usize = 3;
 
 /// The credentials of one service, in every form in which they are sent.
 pub(super) struct Secrets(Vec<SecretString>);
@@ -28,31 +34,90 @@ impl Secrets {
     }
 
     pub(super) fn hide(&self, text: String) -> String {
-        self.worth_hiding().fold(text, |text, secret| {
-            if text.contains(secret) {
-                text.replace(secret, HIDDEN)
-            } else {
-                text
-            }
-        })
+        let found = self.find(&text, LAYERS);
+        if found.is_empty() {
+            return text;
+        }
+        let mut shown = String::with_capacity(text.len());
+        let mut at = 0;
+        for Range { start, end } in found {
+            shown.push_str(&text[at..start]);
+            shown.push_str(HIDDEN);
+            at = end;
+        }
+        shown.push_str(&text[at..]);
+        shown
     }
 
-    /// Leaves the bytes as they are where no credential is in them.
-    pub(super) fn hide_in_bytes(&self, mut bytes: Vec<u8>) -> Vec<u8> {
-        for secret in self.worth_hiding().map(str::as_bytes) {
-            while let Some(at) = bytes.windows(secret.len()).position(|window| window == secret) {
-                bytes.splice(at..at + secret.len(), HIDDEN.bytes());
+    /// Leaves the bytes as they are where no credential is in them. What was JSON stays JSON.
+    pub(super) fn hide_in_bytes(&self, bytes: Vec<u8>) -> Vec<u8> {
+        let is_clean = |text: &str| self.find(text, LAYERS).is_empty();
+        if bytes.utf8_chunks().all(|chunk| is_clean(chunk.valid())) {
+            return bytes;
+        }
+        if let Ok(mut json) = serde_json::from_slice::<Value>(&bytes) {
+            self.hide_in_json(&mut json);
+            return json.to_string().into_bytes();
+        }
+        let mut shown = Vec::with_capacity(bytes.len());
+        for chunk in bytes.utf8_chunks() {
+            shown.extend_from_slice(self.hide(chunk.valid().to_owned()).as_bytes());
+            shown.extend_from_slice(chunk.invalid());
+        }
+        shown
+    }
+
+    /// In texts and in names of fields. The depth is what a parser lets pass.
+    fn hide_in_json(&self, json: &mut Value) {
+        match json {
+            Value::String(text) => *text = self.hide(std::mem::take(text)),
+            Value::Array(elements) => elements.iter_mut().for_each(|element| self.hide_in_json(element)),
+            Value::Object(fields) => {
+                *fields = std::mem::take(fields)
+                    .into_iter()
+                    .map(|(name, mut value)| {
+                        self.hide_in_json(&mut value);
+                        (self.hide(name), value)
+                    })
+                    .collect();
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        }
+    }
+
+    /// Where credentials stand, in order and apart from each other: as they are, or escaped. Takes time
+    /// in proportion to the text, whatever it is.
+    fn find(&self, text: &str, layers: usize) -> Vec<Range<usize>> {
+        let mut found: Vec<Range<usize>> = Vec::new();
+        for secret in self.0.iter().map(ExposeSecret::expose_secret) {
+            if !secret.is_empty() {
+                let places = text.match_indices(secret).map(|(at, _)| at..at + secret.len());
+                found.extend(places.filter(|place| secret.len() >= LONG || stands_alone(text, place)));
             }
         }
-        bytes
+        if layers > 0
+            && !self.0.is_empty()
+            && let Some(plain) = unescape(text)
+        {
+            found.extend(widen(text, &self.find(&plain, layers - 1)));
+        }
+        found.sort_by_key(|place| place.start);
+        found.dedup_by(|later, earlier| {
+            let overlap = later.start < earlier.end;
+            if overlap {
+                earlier.end = earlier.end.max(later.end);
+            }
+            overlap
+        });
+        found
     }
+}
 
-    fn worth_hiding(&self) -> impl Iterator<Item = &str> {
-        self.0
-            .iter()
-            .map(ExposeSecret::expose_secret)
-            .filter(|secret| secret.len() >= SHORTEST)
-    }
+/// Whether it is no part of a longer word.
+fn stands_alone(text: &str, place: &Range<usize>) -> bool {
+    let before = text[..place.start].chars().next_back();
+    let after = text[place.end..].chars().next();
+    ![before, after].into_iter().flatten().any(char::is_alphanumeric)
 }
 
 pub(super) fn basic_credentials(username: &str, password: &SecretString) -> String {
@@ -62,6 +127,14 @@ pub(super) fn basic_credentials(username: &str, password: &SecretString) -> Stri
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn bearer(token: &str) -> Secrets {
+        Secrets::of(&Auth::Bearer(token.to_owned().into()))
+    }
+
+    fn hidden(token: &str, body: &str) -> String {
+        String::from_utf8(bearer(token).hide_in_bytes(body.into())).unwrap()
+    }
 
     #[test]
     fn credentials_are_hidden_in_all_their_forms() {
@@ -80,7 +153,60 @@ mod tests {
 
     #[test]
     fn text_without_credentials_stays() {
-        let secrets = Secrets::of(&Auth::Bearer("swordfish".to_owned().into()));
+        let secrets = bearer("swordfish");
         assert_eq!(secrets.hide_in_bytes(vec![0xff, 0, 7]), [0xff, 0, 7]);
+        let odd = r#"{ "b": 1.00, "a":"\u0041\/", "b" : [ ] }"#;
+        assert_eq!(hidden("swordfish", odd), odd);
+    }
+
+    #[test]
+    fn what_a_service_escapes_is_hidden_as_well() {
+        let token = r#"p"ss\wd/longer"#;
+        let echoed = serde_json::json!({"detail": format!("you sent {token}"), token: [token, 1.5]});
+        assert_eq!(
+            hidden(token, &echoed.to_string()),
+            r#"{"***":["***",1.5],"detail":"you sent ***"}"#
+        );
+        let again = serde_json::json!({"detail": echoed.to_string()}).to_string();
+        assert!(!hidden(token, &again).contains("longer"), "{again}");
+        for (body, shown) in [
+            // Cut off, and so no JSON.
+            (r#"{"detail":"p\"ss\\wd\/longer"#, r#"{"detail":"***"#),
+            (r#"p"ss\wd/longer"#, "***"),
+            (r#"["\u0070\u0022ss\\wd/longer"]"#, r#"["***"]"#),
+            (r#"{"a":"p\"ss\\wd\/longer","a":1}"#, r#"{"a":1}"#),
+        ] {
+            assert_eq!(hidden(token, body), shown);
+        }
+        assert_eq!(
+            hidden("canary-KEY", r#"{"m":"canary\u002dKEY"}"#),
+            r#"{"m":"***"}"#
+        );
+        assert_eq!(
+            hidden("schlüssel-🗝", r#"["schl\u00FCssel-\ud83d\uddDD"]"#),
+            r#"["***"]"#
+        );
+    }
+
+    #[test]
+    fn a_short_one_is_hidden_where_it_stands_alone() {
+        assert_eq!(
+            hidden("abc", "Bearer abc, abcd and xabc"),
+            "Bearer ***, abcd and xabc"
+        );
+        assert_eq!(
+            hidden("12", r#"{"n":12,"said":"12"}"#),
+            r#"{"n":12,"said":"***"}"#
+        );
+        assert_eq!(hidden("", "nothing to hide"), "nothing to hide");
+    }
+
+    /// Takes minutes where the text is read again for each place.
+    #[test]
+    fn a_body_of_nothing_else_is_read_once() {
+        let (token, times) = ("swordfish", 400_000);
+        assert_eq!(hidden(token, &token.repeat(times)), HIDDEN.repeat(times));
+        let almost = "a".repeat(4_000_000);
+        assert_eq!(hidden(&format!("{}b", "a".repeat(8_000)), &almost), almost);
     }
 }

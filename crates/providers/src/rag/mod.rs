@@ -8,6 +8,7 @@
 mod chroma;
 mod filter_json;
 mod health;
+mod operations;
 mod rerank;
 mod wrapper;
 
@@ -26,6 +27,7 @@ pub use filter_json::filter_to_json;
 use crate::config::{Environment, ServiceConfig};
 use crate::error::ConfigError;
 use crate::http::AddressRule;
+use operations::Operations;
 
 /// The models that backends without embeddings of their own are served by, under the ids that
 /// collections name them by.
@@ -116,6 +118,7 @@ impl Registry {
             given: config.provider.clone(),
             known: self.0.keys().copied().collect::<Vec<_>>().join(", "),
         })?;
-        (kind.connect)(&config.connection, context)
+        let backend = (kind.connect)(&config.connection, context)?;
+        Ok(Arc::new(Operations(backend)))
     }
 }

@@ -44,7 +44,8 @@ struct Connection {
     #[schemars(title = "Sign-in")]
     #[serde(default)]
     auth: Option<AuthConfig>,
-    /// How long a call may take altogether, retries included, in milliseconds.
+    /// How long an operation may take altogether, retries included, in milliseconds; where documents are
+    /// added or deleted, each request of it.
     #[schemars(title = "Timeout (ms)", range(min = 1, max = 3600000), example = 30000)]
     #[serde(default = "default_timeout", alias = "timeout_ms")]
     timeout_ms: u64,

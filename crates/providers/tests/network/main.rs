@@ -9,6 +9,7 @@ mod common;
 mod chat;
 mod chat_tools;
 mod contract;
+mod deadlines;
 mod embedding;
 mod faults;
 mod registry;

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use ragstone_core::chat::{ChatRequest, Message};
 use ragstone_core::model::Role;
+use ragstone_core::provider::{CallError, ProviderError};
 use ragstone_providers::chat::{ChatBackend, ChatSettings};
 use ragstone_providers::embedding::{Backend, EmbedderSettings};
 use ragstone_providers::http::{Auth, Call, ClientSettings, ServiceClient};
@@ -83,7 +84,7 @@ async fn a_canary_key_is_shown_nowhere() {
             assert_clean("client", &format!("{client:?}"));
             if let Err(error) = client.call_json::<Vec<u8>>(Call::get("x")).await {
                 assert_clean("error", &format!("{error} {error:?}"));
-                if let ragstone_core::provider::CallError::Answered(answer) = error {
+                if let CallError::Answered(answer) = error {
                     assert_clean("body", &String::from_utf8_lossy(&answer.body));
                 }
             }
@@ -163,5 +164,62 @@ async fn providers_show_nothing(url: &str) {
             assert_clean("collections", &format!("{error} {error:?}"));
         }
         provider.rerank("q", vec![serde_json::Map::new()], None).await;
+    }
+}
+
+/// As [`echo`], with escapes where none are needed.
+fn echo_in_escapes(seen: &Seen, status: u16) -> Reply {
+    match echo(seen, status) {
+        Reply::Answer {
+            status,
+            headers,
+            body,
+        } => Reply::Answer {
+            status,
+            headers,
+            body: String::from_utf8_lossy(&body)
+                .replace('/', "\\/")
+                .replace('-', "\\u002d")
+                .into_bytes(),
+        },
+        other => other,
+    }
+}
+
+#[tokio::test]
+async fn a_key_is_shown_nowhere_however_it_is_written() {
+    for key in [r#"p"ss\wd/longer"#, "canary-5e/KEY-0", "k/7"] {
+        let as_json = json!(key).to_string();
+        let assert_clean = |what: &str, text: &str| {
+            let shown = [key, as_json.trim_matches('"')]
+                .into_iter()
+                .any(|form| text.contains(form));
+            assert!(!shown, "{what} shows the key: {text}");
+        };
+        for status in [200, 400, 500] {
+            let server = TestServer::start(move |seen, _| echo_in_escapes(seen, status)).await;
+            for provider in ["chromadb", "chromadb-wrapper"] {
+                let provider = connect(json!({"provider": provider, "url": server.url,
+                    "retry": {"maxAttempts": 1}, "auth": {"type": "bearer", "token": key}}));
+                let health = provider.health().await;
+                assert_clean("health", &format!("{health:?}"));
+                let Err(error) = provider.collections().await else {
+                    panic!("no echo is a list")
+                };
+                assert_clean("an error", &error.to_string());
+                if let ProviderError::Call(CallError::Answered(answer)) = error {
+                    let body: Value = serde_json::from_slice(&answer.body).unwrap();
+                    assert_clean("a body", &body.to_string());
+                    assert!(body["detail"].as_str().unwrap().contains("***"), "{body}");
+                }
+            }
+            let sent = format!("Bearer {key}");
+            assert!(
+                server
+                    .seen()
+                    .iter()
+                    .any(|seen| seen.header("authorization") == Some(&sent))
+            );
+        }
     }
 }

@@ -8,7 +8,7 @@ use ragstone_core::fusion::{ScoredRanking, Wording, Zero, fuse_scores, mix_wordi
 use ragstone_core::provider::{ProviderAnswer, ProviderError, ProviderHit};
 use serde_json::Value;
 
-use super::{Collected, CollectedHit, Grade, Request, Target, Thresholds};
+use super::{Collected, CollectedHit, Grade, ModeChoice, Request, Target, Thresholds, words};
 use crate::search::Mode;
 
 /// Where a hit says how it stood in each ranking; asked for here, and no part of the answer.
@@ -33,7 +33,7 @@ pub(super) fn order(request: &Request) -> Order {
 }
 
 /// Also gives the thresholds of each collection, in their order.
-pub(super) fn merge(
+pub(super) async fn merge(
     request: &Request,
     found: Vec<Vec<Result<ProviderAnswer, ProviderError>>>,
 ) -> (Collected, Vec<Thresholds>) {
@@ -41,6 +41,7 @@ pub(super) fn merge(
     for (target, answers) in request.targets.iter().zip(found) {
         merged.take(request, target, answers);
     }
+    merged.make_word_scores(request).await;
     let Merged {
         mut hits,
         rankings,
@@ -104,6 +105,8 @@ struct QueryRankings {
     by_word: Vec<(usize, f64)>,
     /// Hits of backends that give no score of either kind.
     by_place: Vec<(usize, f64)>,
+    /// Hits of backends that do not rank by words: how they fit by word is not known yet.
+    without_words: Vec<usize>,
 }
 
 impl QueryRankings {
@@ -152,7 +155,38 @@ fn is_within(hit: &ProviderHit, ranking: &str, depth: usize) -> bool {
     })
 }
 
+/// Whether a backend ranked by words. One that did says so of its hits, also of those that have none.
+fn has_words(hits: &[ProviderHit]) -> bool {
+    hits.iter()
+        .any(|hit| hit.extra.contains_key(EXPLAIN) || hit.extra.contains_key(KEYWORD_SCORE))
+}
+
 impl Merged {
+    /// Gives hits of services that do not rank by words a score beside those of services that do, so
+    /// that the same document has about the same wherever it is.
+    async fn make_word_scores(&mut self, request: &Request) {
+        let is_by_word = |target: &Target| request.mode.of(&target.service) != Mode::Dense;
+        let is_missing = |rankings: &QueryRankings| !rankings.without_words.is_empty();
+        if !request.targets.iter().any(is_by_word) || !self.rankings.iter().any(is_missing) {
+            return;
+        }
+        let queries = request.plan.queries.iter().map(|query| query.keywords.clone());
+        let texts = self.hits.iter().map(|hit| hit.document.text.clone());
+        let made = words::scores(queries.collect(), texts.collect()).await;
+        for (rankings, made) in self.rankings.iter_mut().zip(made) {
+            let scale = words::scale(&made, &rankings.by_word);
+            for key in std::mem::take(&mut rankings.without_words) {
+                if let Some(score) = made.get(key).filter(|score| **score > 0.0) {
+                    rankings.by_word.push((key, scale * score));
+                }
+            }
+            if request.mode == ModeChoice::Given(Mode::Keyword) {
+                // The others have no place by meaning to be compared with.
+                rankings.by_meaning.clear();
+            }
+        }
+    }
+
     /// Takes in what one collection answered, and what went wrong there, said once.
     fn take(
         &mut self,
@@ -185,9 +219,13 @@ impl Merged {
             let rankings = &mut self.rankings[index];
             rankings.weight = query.weight;
             rankings.alone = query.alone;
+            let has_words = has_words(&answer.hits);
             for (place, mut hit) in answer.hits.into_iter().enumerate() {
                 let key = *known.entry(hit.document.id.clone()).or_insert(self.hits.len());
                 rankings.add(key, place, &hit, super::depth(request));
+                if !has_words {
+                    rankings.without_words.push(key);
+                }
                 hit.extra.remove(EXPLAIN);
                 let found = if index == request.plan.reported {
                     collected(target, hit, thresholds)

@@ -10,6 +10,7 @@ mod measure;
 mod merge;
 mod strategy;
 mod vectors;
+mod words;
 
 use std::sync::Arc;
 
@@ -23,7 +24,7 @@ use ragstone_core::provider::{Capability, ProviderAnswer, ProviderError, Provide
 pub use grade::{Grade, MATCH_THRESHOLD, PARTIAL_THRESHOLD, Thresholds};
 pub use strategy::{Plan, Strategy, by_topic, normalise_topic};
 
-use crate::gateway::{LOCAL, NamedService};
+use crate::gateway::NamedService;
 use crate::models::Models;
 use crate::search::{Expand, Mode};
 use vectors::QueryVectors;
@@ -57,7 +58,7 @@ pub struct Request {
 pub enum ModeChoice {
     /// The same for every service; one that cannot do it is searched by meaning, with a warning.
     Given(Mode),
-    /// By meaning and by word in this process, by meaning elsewhere.
+    /// By meaning and by word where the service can, by meaning elsewhere.
     Best,
 }
 
@@ -66,19 +67,22 @@ impl ModeChoice {
         match self {
             Self::Given(_) if self.is_beyond(service) => Mode::Dense,
             Self::Given(mode) => mode,
-            Self::Best if service.provider == LOCAL => Mode::Hybrid,
+            Self::Best if ranks_by_words(service) => Mode::Hybrid,
             Self::Best => Mode::Dense,
         }
     }
 
     /// Words were asked for, and this kind of service does not rank by them.
     fn is_beyond(self, service: &NamedService) -> bool {
-        matches!(self, Self::Given(Mode::Keyword | Mode::Hybrid))
-            && !service
-                .backend
-                .capabilities()
-                .contains(&Capability::KeywordSearch)
+        matches!(self, Self::Given(Mode::Keyword | Mode::Hybrid)) && !ranks_by_words(service)
     }
+}
+
+fn ranks_by_words(service: &NamedService) -> bool {
+    service
+        .backend
+        .capabilities()
+        .contains(&Capability::KeywordSearch)
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -118,7 +122,7 @@ pub async fn collect(models: &Models, request: &Request) -> Result<Collected, Pr
     if let Some(error) = failed_altogether(&mut found) {
         return Err(error);
     }
-    let (mut collected, thresholds) = merge::merge(request, found);
+    let (mut collected, thresholds) = merge::merge(request, found).await;
     collected.warnings.extend(request.plan.warnings.iter().cloned());
     collected.embedding_cache_hits = vectors.iter().map(QueryVectors::report_hits).sum();
     if request.rerank {

@@ -1,8 +1,10 @@
+mod mixed;
+
 use ragstone_core::provider::RagProvider;
 use serde_json::json;
 
 use super::*;
-use crate::gateway::LocalProvider;
+use crate::gateway::{LOCAL, LocalProvider};
 use crate::test_parts::{LengthReranker, Parts, WordEmbedder, parts};
 
 fn target(parts: &Parts, service: &str, name: &str) -> Target {

@@ -26,6 +26,7 @@ mod write;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use futures::{StreamExt, TryStreamExt};
 use ragstone_core::document::{Added, NewDocument};
 use ragstone_core::error::InvalidInput;
 use ragstone_core::model::{Embedder, Role};
@@ -54,6 +55,9 @@ const CAPABILITIES: &[Capability] = &[
     Capability::MetadataFiltering,
 ];
 
+/// How many collections are counted at the same time.
+const COUNTS_AT_ONCE: usize = 16;
+
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Connection {
@@ -72,7 +76,8 @@ struct Connection {
     #[schemars(title = "Sign-in")]
     #[serde(default)]
     auth: Option<AuthConfig>,
-    /// How long a call may take altogether, retries included, in milliseconds.
+    /// How long an operation may take altogether, retries included, in milliseconds; where documents are
+    /// added or deleted, each request of it.
     #[schemars(title = "Timeout (ms)", range(min = 1, max = 3600000), example = 30000)]
     #[serde(default = "default_timeout", alias = "timeout_ms")]
     timeout_ms: u64,
@@ -161,6 +166,18 @@ impl Chroma {
             })
     }
 
+    /// One that vanishes meanwhile is no longer there to be counted.
+    async fn counted(&self, record: api::CollectionRecord) -> Result<Option<Collection>, ProviderError> {
+        match self.api.count(&record).await {
+            Ok(count) => Ok(Some(Collection {
+                count,
+                ..record.described
+            })),
+            Err(ProviderError::CollectionNotFound(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     async fn change_metadata(
         &self,
         name: &CollectionName,
@@ -240,18 +257,16 @@ impl RagProvider for Chroma {
 
     async fn collections(&self) -> Result<Vec<Collection>, ProviderError> {
         let records = self.api.collections().await?;
-        let mut collections = Vec::with_capacity(records.len());
+        // A loop, not a closure, which the compiler does not find general enough for this trait.
+        let mut counts = Vec::with_capacity(records.len());
         for record in records {
-            // One that vanishes meanwhile is no longer there to be listed.
-            match self.api.count(&record).await {
-                Ok(count) => collections.push(Collection {
-                    count,
-                    ..record.described
-                }),
-                Err(ProviderError::CollectionNotFound(_)) => {}
-                Err(error) => return Err(error),
-            }
+            counts.push(self.counted(record));
         }
+        let mut collections: Vec<Collection> = futures::stream::iter(counts)
+            .buffer_unordered(COUNTS_AT_ONCE)
+            .try_filter_map(async |collection| Ok(collection))
+            .try_collect()
+            .await?;
         collections.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(collections)
     }

@@ -39,7 +39,7 @@ pub(crate) struct CollectBody {
     /// How many results of all collections together; 5 unless given.
     top_k: Option<i64>,
     /// `dense`, `keyword` or `hybrid`, for services that have it. Unless given: `dense`, and in a
-    /// conversation `hybrid` for the collections of this server.
+    /// conversation `hybrid` for services that rank by words.
     mode: Option<String>,
     /// Reorder by a cross-encoder: that of this server, or of the one service that all results are from.
     rerank: Option<bool>,

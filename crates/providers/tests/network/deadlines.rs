@@ -1,0 +1,96 @@
+//! An operation of many calls has one deadline.
+
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use ragstone_core::provider::{CallError, ProviderError, RagProvider};
+use ragstone_core::store::Page;
+use ragstone_core::{CollectionName, Filter};
+use serde_json::{Value, json};
+
+use crate::common::connect;
+use crate::common::server::{Reply, Seen, TestServer};
+
+/// Far longer than the deadline: only what never ends takes it.
+const LONG: Duration = Duration::from_secs(60);
+
+fn connected(provider: &str, server: &TestServer) -> Arc<dyn RagProvider> {
+    connect(json!({"provider": provider, "url": server.url, "timeoutMs": 1500, "retry": {"maxAttempts": 1}}))
+}
+
+fn assert_deadline<T>(outcome: Result<T, ProviderError>) {
+    let error = outcome.err().expect("no such thing can be read to its end");
+    assert!(
+        matches!(&error, ProviderError::Call(CallError::DeadlineExceeded { after, .. }) if after.as_millis() == 1500),
+        "{error}"
+    );
+}
+
+fn collection(n: usize) -> Value {
+    json!({"id": format!("id-{n}"), "name": format!("name-{n}"), "metadata": {}, "dimension": 3})
+}
+
+/// Whatever page is asked for, it is full.
+fn endless(seen: &Seen) -> Reply {
+    let asked = seen.json();
+    match asked["limit"].as_u64() {
+        Some(limit) => {
+            let ids: Vec<String> = (0..limit).map(|n| n.to_string()).collect();
+            let nothing = vec![Value::Null; ids.len()];
+            Reply::json(json!({"ids": ids, "metadatas": nothing, "documents": nothing}))
+        }
+        None if seen.path().ends_with("/documents") => {
+            let documents: Vec<Value> = (0..1000).map(|n| json!({"id": n.to_string()})).collect();
+            Reply::json(json!({"documents": documents, "total": u64::MAX}))
+        }
+        None if seen.path().ends_with("/count") => Reply::json(json!(1_000_000_000_u64)),
+        None => Reply::json(collection(0)),
+    }
+}
+
+#[tokio::test]
+async fn pages_without_end_cost_the_deadline_and_no_more() {
+    let server = TestServer::start(|seen, _| endless(seen)).await;
+    let name = CollectionName::parse("name-0").unwrap();
+    let all = Filter::default();
+    let page = Page {
+        limit: 1_000_000_000,
+        offset: 0,
+    };
+    for provider in ["chromadb", "chromadb-wrapper"] {
+        let provider = connected(provider, &server);
+        let read = tokio::time::timeout(LONG, provider.documents(&name, &all, page));
+        assert_deadline(read.await.expect("an end"));
+    }
+    let chroma = connected("chromadb", &server);
+    let read = tokio::time::timeout(LONG, chroma.metadata_values(&name, "field"));
+    assert_deadline(read.await.expect("an end"));
+    // A service that answers every call is none that fails.
+    for _ in 0..6 {
+        chroma.collection(&name).await.unwrap();
+    }
+}
+
+/// Each count is held back until another one is asked for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn collections_are_counted_at_the_same_time() {
+    let counting = (Mutex::new(0_usize), Condvar::new());
+    let server = TestServer::start(move |seen, _| {
+        if !seen.path().ends_with("/count") {
+            return Reply::json((0..12).map(collection).collect());
+        }
+        let (asked, changed) = &counting;
+        let mut asked = asked.lock().unwrap();
+        *asked += 1;
+        changed.notify_all();
+        let (asked, _) = changed
+            .wait_timeout_while(asked, LONG, |asked| *asked < 2)
+            .unwrap();
+        Reply::json(json!(*asked))
+    })
+    .await;
+    let listed = connected("chromadb", &server).collections().await.unwrap();
+    let names: Vec<&str> = listed.iter().map(|collection| collection.name.as_str()).collect();
+    assert_eq!(names.len(), 12);
+    assert!(names.is_sorted(), "{names:?}");
+}
