@@ -68,6 +68,7 @@ async fn nothing_is_added_when_nothing_is_found_or_context_is_off() {
         .config(&config_with(&stub, "{enabled: false}"))
         .start()
         .await;
+    off.wait_for_log("embedding.rag.enabled is false");
     save_knowledge(&off, "a", "tea").await;
     until_embedded(&off, 1).await;
     off.post("/v1/chat/completions", question("tea")).await.ok();
@@ -186,6 +187,23 @@ async fn refusals_of_the_provider_are_told_without_its_key() {
         .await
         .refused(503);
     assert!(detail.contains("chat.providerID"), "{detail}");
+}
+
+#[tokio::test]
+async fn what_a_provider_says_of_our_key_is_in_the_log() {
+    let stub = Stub::start().await;
+    let server = setup(&stub).start().await;
+    for (status, named) in [(401, "apiKey"), (403, "key or its permissions")] {
+        stub.behave(Behaviour {
+            chat_status: Some(status),
+            ..Behaviour::default()
+        });
+        let answer = server.post("/v1/chat/completions", question("tea")).await;
+        let detail = answer.refused(502);
+        assert!(detail.contains(named) && !detail.contains("no luck"), "{detail}");
+        let line = server.wait_for_log(&format!("status {status}: no luck with the key"));
+        assert!(!line.contains(super::stub::KEY), "{line}");
+    }
 }
 
 #[tokio::test]

@@ -132,9 +132,73 @@ async fn a_key_that_google_does_not_know_is_a_fault_of_the_server() {
         (StatusCode::BAD_REQUEST, Json(json!({ "error": error }))).into_response()
     })
     .await;
-    for stream in [false, true] {
-        let body = json!({"messages": [{"role": "user", "content": "x"}], "stream": stream});
-        let detail = server.post("/v1/chat/completions", body).await.refused(502);
-        assert!(detail.contains("apiKey") && !detail.contains(KEY), "{detail}");
+    // The reason is where the message is another language.
+    let (listing, _) = in_front_of("gemini", |_, _| {
+        let error = json!({"code": 400, "message": "No.", "details": [{"reason": "API_KEY_INVALID"}]});
+        (StatusCode::BAD_REQUEST, Json(json!([{ "error": error }]))).into_response()
+    })
+    .await;
+    for server in [server, listing] {
+        for stream in [false, true] {
+            let body = json!({"messages": [{"role": "user", "content": "x"}], "stream": stream});
+            let detail = server.post("/v1/chat/completions", body).await.refused(502);
+            assert!(detail.contains("apiKey") && !detail.contains(KEY), "{detail}");
+        }
     }
+}
+
+#[tokio::test]
+async fn what_a_provider_refuses_is_explained_with_all_that_it_says() {
+    type Answer = fn(&str, &Value) -> Response;
+    let cases: [(Answer, Value); 4] = [
+        (
+            |_, _| {
+                let body = json!({"type": "error", "error": {"type": "invalid", "message": "too long"}});
+                (StatusCode::BAD_REQUEST, Json(body)).into_response()
+            },
+            json!({"type": "error", "error": {"type": "invalid", "message": "too long"}, "detail": "too long"}),
+        ),
+        (
+            |_, _| (StatusCode::NOT_FOUND, Json(json!({"error": "no such model"}))).into_response(),
+            json!({"error": "no such model", "detail": "no such model"}),
+        ),
+        (
+            |_, _| {
+                (
+                    StatusCode::BAD_REQUEST,
+                    Json(json!([{"error": {"message": "listed"}}])),
+                )
+                    .into_response()
+            },
+            json!({"error": {"message": "listed"}, "detail": "listed"}),
+        ),
+        (
+            |_, _| (StatusCode::BAD_REQUEST, Json(json!({"detail": "own"}))).into_response(),
+            json!({"error": {"message": "own", "type": "upstream_error", "code": null}, "detail": "own"}),
+        ),
+    ];
+    let body = json!({"messages": [{"role": "user", "content": "x"}]});
+    for (provider, expected) in cases {
+        let (server, _) = in_front_of("openai", provider).await;
+        let answer = server.post("/v1/chat/completions", body.clone()).await;
+        assert!([400, 404].contains(&answer.status), "{answer:?}");
+        assert_eq!(answer.header("content-type"), "application/json");
+        assert_eq!(serde_json::from_str::<Value>(&answer.text).unwrap(), expected);
+    }
+}
+
+/// A page, as any web server has for an address that it does not know.
+#[tokio::test]
+async fn a_page_instead_of_an_error_is_told_as_a_wrong_address() {
+    let (server, _) = in_front_of("openai", |_, _| {
+        let page = "<html><body>404 page not found</body></html>";
+        (StatusCode::NOT_FOUND, [("content-type", "text/html")], page).into_response()
+    })
+    .await;
+    let body = json!({"messages": [{"role": "user", "content": "x"}]});
+    let detail = server.post("/v1/chat/completions", body).await.refused(502);
+    assert!(
+        detail.contains("no JSON") && detail.contains("baseUrl"),
+        "{detail}"
+    );
 }

@@ -104,6 +104,11 @@ fn the_embedding_check_says_what_to_do() {
             "fail",
             "NOT_SET_HERE",
         ),
+        (
+            "providers: {o: {type: openai, apiKey: '  ', baseUrl: 'http://127.0.0.1:9/v1'}}\nembedding: {providerID: o, dimensions: 3}".into(),
+            "fail",
+            "blanks",
+        ),
         ("providers: {c: {type: anthropic, apiKey: k}}\nembedding: {providerID: c}".into(), "fail", "anthropic"),
         ("embedding: {provider: local, dimensions: 768}".into(), "pass", "nomic-embed-text"),
         ("embedding: {provider: in-process}".into(), "fail", "--embeddings-config"),
@@ -220,6 +225,20 @@ async fn the_stored_vectors_are_compared_with_the_configuration() {
     let none = check(config(&stub).replace(", dimensions: 32", ""));
     assert_eq!(none.status(EMBEDDING), "warn");
     assert!(none.message(EMBEDDING).contains("stored vectors have 32"));
+    let renamed = check(config(&stub).replace("model: stub-embed", "model: stub-other"));
+    assert_eq!(renamed.status(EMBEDDING), "warn");
+    let message = renamed.message(EMBEDDING);
+    assert!(
+        message.contains("stub-embed/32") && message.contains("embeds all of memory again"),
+        "{message}"
+    );
+    let unused = check(config(&stub).replace("{enabled: true}", "{enabled: false}"));
+    assert!(!same.message("Chat").contains("embedding.rag.enabled"));
+    assert!(
+        unused.message("Chat").contains("embedding.rag.enabled"),
+        "{:#}",
+        unused.json
+    );
     // The doctor changed nothing.
     let server = server.restarted().await;
     until_embedded(&server, 1).await;
@@ -302,6 +321,37 @@ async fn a_damaged_database_is_a_failure() {
         "{}",
         report.message("Database")
     );
+}
+
+#[test]
+fn files_that_serve_could_not_open_are_a_failure() {
+    for name in ["ragstone.db", "ragstone.lock"] {
+        let setup = doctor("");
+        let data = setup.data_dir();
+        std::fs::create_dir_all(data.join(name)).unwrap();
+        let report = examine(setup);
+        let message = report.message("Database");
+        assert_eq!(report.status("Database"), "fail", "{message}");
+        assert!(message.contains(name) && !message.contains("backup"), "{message}");
+    }
+}
+
+#[test]
+fn an_empty_database_is_not_called_sound() {
+    let setup = doctor("");
+    let data = setup.data_dir();
+    std::fs::create_dir_all(&data).unwrap();
+    std::fs::write(data.join("ragstone.db"), "").unwrap();
+    let file = std::fs::File::open(data.join("ragstone.db")).unwrap();
+    let report = examine(setup);
+    let message = report.message("Database");
+    assert_eq!(report.status("Database"), "warn", "{message}");
+    assert!(
+        message.contains("empty") && message.contains("backup"),
+        "{message}"
+    );
+    // The folder goes with the setup; the file is still what it was.
+    assert_eq!(file.metadata().unwrap().len(), 0);
 }
 
 #[tokio::test]

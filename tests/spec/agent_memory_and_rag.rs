@@ -227,13 +227,23 @@ async fn req_emb_008_all_embedding_settings_are_read_from_the_configuration() {
         .replace("apiKey", "api_key")
         .replace(
             "{enabled: true}",
-            "{enabled: true, max_results: 1, max_distance: 1.9, collections: [knowledge]}",
+            "{enabled: true, max_results: 1, max_distance: 0.5, collections: [knowledge]}",
         );
     let server = filled_with(Setup::without_models().config(&snake)).await;
-    assert_eq!(
-        ids(&retrieve(&server, json!({"query": "tea at four"})).await["results"]),
-        ["tea"]
-    );
+    let query = "tea is at four";
+    // Each setting shows where a request says otherwise about the others.
+    for (body, expected) in [
+        (json!({"query": query}), &["tea"][..]),
+        (json!({"query": query, "limit": 10}), &["tea"]),
+        (json!({"query": query, "max_distance": 2}), &["tea"]),
+        (
+            json!({"query": query, "limit": 10, "max_distance": 2}),
+            &["tea", "fuel"],
+        ),
+    ] {
+        let answer = retrieve(&server, body.clone()).await;
+        assert_eq!(ids(&answer["results"]), expected, "{body}");
+    }
 }
 
 #[tokio::test]
@@ -340,6 +350,24 @@ async fn req_emb_014_given_a_metadata_filter_results_match_all_pairs() {
     until_embedded(&server, 60).await;
     let body = json!({"query": "tea 3", "limit": 3, "session_key": "rare", "collections": ["observation"]});
     assert_eq!(ids(&retrieve(&server, body).await["results"]), ["o59"]);
+
+    // Pairs of one's own are those of collections. What matches both is the farthest.
+    server.post("/collections", json!({"name": "c"})).await.ok();
+    let pairs = |n: usize| match n {
+        59 => json!({"a": "rare", "b": "rare"}),
+        n if n % 2 == 0 => json!({"a": "rare", "b": "common"}),
+        _ => json!({"a": "common", "b": "rare"}),
+    };
+    let documents: Vec<Value> = (0..60)
+        .map(|n| json!({"id": format!("d{n}"), "text": "x", "metadata": pairs(n), "embedding": [1.0, n as f64]}))
+        .collect();
+    server
+        .post("/collections/c/documents", json!({"documents": documents}))
+        .await
+        .ok();
+    let query = json!({"collection": "c", "query_embedding": [1.0, 0.0], "top_k": 3,
+        "where": {"a": "rare", "b": "rare"}});
+    assert_eq!(ids(&server.post("/query", query).await.ok()["results"]), ["d59"]);
 }
 
 /// The stub answers on another thread while this one waits for a process to end.

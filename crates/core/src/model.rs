@@ -68,6 +68,22 @@ pub struct Embedding {
     pub truncated: bool,
 }
 
+/// What an embedder takes in one piece.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CallLimits {
+    pub texts: usize,
+    /// Of all texts together. No token is shorter than a byte, so a limit on tokens holds when bytes
+    /// keep to it.
+    pub bytes: usize,
+}
+
+impl CallLimits {
+    pub const NONE: Self = Self {
+        texts: usize::MAX,
+        bytes: usize::MAX,
+    };
+}
+
 /// Turns texts into vectors of one fixed width.
 ///
 /// The answer has one embedding per input, in the order of the inputs, each of the width that
@@ -77,6 +93,12 @@ pub trait Embedder: Send + Sync {
     fn info(&self) -> &ModelInfo;
 
     async fn embed(&self, inputs: Vec<EmbedInput>, role: Role) -> Result<Vec<Embedding>, ModelError>;
+
+    /// Inputs beyond these limits are worked on in several pieces, and when one of them fails, what
+    /// came of the others is lost. Whoever wants to keep it stays within the limits.
+    fn limits(&self) -> CallLimits {
+        CallLimits::NONE
+    }
 
     /// How many tokens the model would read of each text, special tokens not counted and nothing
     /// cut; `None` where only the far side of a network could tell.

@@ -296,7 +296,7 @@ impl ErrorAnswer {
     /// It does not take our key. Google says so with a 400.
     pub fn refuses_our_key(&self) -> bool {
         let names_the_key = || {
-            let body: Value = serde_json::from_slice(&self.body).unwrap_or_default();
+            let body = self.said().unwrap_or_default();
             let reasons = body.pointer("/error/details").and_then(Value::as_array);
             let starts = |said: Option<&str>, word: &str| {
                 said.is_some_and(|said| said.to_ascii_lowercase().starts_with(word))
@@ -314,9 +314,17 @@ impl ErrorAnswer {
         }
     }
 
+    /// The body as JSON; of a list, which Google makes of an error for a stream, the first element.
+    fn said(&self) -> Option<Value> {
+        match serde_json::from_slice(&self.body).ok()? {
+            Value::Array(list) => list.into_iter().next(),
+            said => Some(said),
+        }
+    }
+
     /// What the service says went wrong, where it says so in a shape we know.
     pub fn message(&self) -> Option<String> {
-        let body: Value = serde_json::from_slice(&self.body).ok()?;
+        let body = self.said()?;
         let said = ["/detail", "/error/message", "/message", "/error"]
             .iter()
             .find_map(|path| body.pointer(path)?.as_str())?;
@@ -374,7 +382,12 @@ mod tests {
             answer(r#"{"error":{"message":"bad"}}"#),
             "service 's' answered with status 400: bad"
         );
+        assert_eq!(
+            answer(r#"[{"error":{"message":"listed"}}]"#),
+            "service 's' answered with status 400: listed"
+        );
         assert_eq!(answer("<html>"), "service 's' answered with status 400");
+        assert_eq!(answer("[]"), "service 's' answered with status 400");
     }
 
     #[test]

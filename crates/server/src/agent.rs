@@ -89,6 +89,9 @@ impl Agent {
             CacheLimits::default(),
         );
         let rag = Arc::new(rag);
+        if chat.is_some() && !config.enabled {
+            tracing::info!("agent memory is put into no chat: embedding.rag.enabled is false");
+        }
         let context = chat.as_ref().filter(|_| config.enabled).map(|chat| {
             let options = ContextOptions {
                 token_budget: config.max_tokens,

@@ -1,12 +1,14 @@
 //! A look at a data directory from outside, for diagnosis: nothing is created, migrated or locked,
 //! and a server may be running on it.
 
+use std::fs::File;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use rusqlite::Connection;
 
-use crate::error::Result;
-use crate::schema::{DATABASE_FILE, MIGRATIONS, open_reader};
+use crate::error::{Error, Result};
+use crate::schema::{DATABASE_FILE, LOCK_FILE, MIGRATIONS, open_reader};
 
 #[derive(Debug)]
 pub struct Inspection {
@@ -29,6 +31,21 @@ pub struct InspectedCollection {
 /// Whether a data directory has a database. Creates nothing.
 pub fn has_database(directory: &Path) -> bool {
     directory.join(DATABASE_FILE).exists()
+}
+
+/// Whether this process may read and write the files of a database, as far as they are there. Neither
+/// changes nor locks them.
+pub fn check_access(directory: &Path) -> Result<()> {
+    let database = ["", "-wal", "-shm"].map(|suffix| format!("{DATABASE_FILE}{suffix}"));
+    for name in database.iter().map(String::as_str).chain([LOCK_FILE]) {
+        let path = directory.join(name);
+        match File::options().read(true).write(true).open(&path) {
+            Ok(_) => {}
+            Err(reason) if reason.kind() == ErrorKind::NotFound => {}
+            Err(reason) => return Err(Error::Directory { path, reason }),
+        }
+    }
+    Ok(())
 }
 
 /// `None` where there is no database yet. Blocks; checking a large file takes seconds.

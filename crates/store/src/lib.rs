@@ -37,7 +37,7 @@ mod writer;
 pub use backup::{BackedUp, Occupied, backup, restore};
 pub use error::Error;
 pub use index::held::Held;
-pub use inspect::{InspectedCollection, Inspection, has_database, inspect};
+pub use inspect::{InspectedCollection, Inspection, check_access, has_database, inspect};
 pub use postgres::{
     PostgresInspection, PostgresOptions, PostgresStore, PostgresUrl, Thresholds, inspect_postgres,
 };

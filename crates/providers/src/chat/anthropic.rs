@@ -99,7 +99,7 @@ impl AnthropicChat {
             tools: offered.tools,
         };
         Ok(Translated {
-            call: Call::post("messages")
+            call: super::paid("messages")
                 .header("anthropic-version", API_VERSION)
                 .json(&body),
             answer_tool: offered.answer_tool,

@@ -14,7 +14,7 @@ use super::sse;
 use super::tools::{self, Choice, Format, Tools};
 use super::translate::{self, refuse};
 use super::turns::{Image, Part, Speaker, Turn, turns};
-use crate::http::{Call, ServiceClient};
+use crate::http::ServiceClient;
 use crate::model_name::in_google_path;
 
 /// Options of the OpenAI API that this one has under another name.
@@ -410,7 +410,7 @@ impl ChatModel for GeminiChat {
 
     async fn complete(&self, request: ChatRequest) -> Result<Value, ChatError> {
         let (body, answer_tool) = self.body(&request)?;
-        let call = Call::post(self.path(&request, "generateContent")?).json(&body);
+        let call = super::paid(self.path(&request, "generateContent")?).json(&body);
         let answer: Value = self.client.call_json(call).await?;
         let piece = read(&answer, &self.client)?;
         let reason = piece
@@ -432,7 +432,7 @@ impl ChatModel for GeminiChat {
 
     async fn stream(&self, request: ChatRequest) -> Result<ChatStream, ChatError> {
         let (body, answer_tool) = self.body(&request)?;
-        let call = Call::post(self.path(&request, "streamGenerateContent")?)
+        let call = super::paid(self.path(&request, "streamGenerateContent")?)
             .query("alt", "sse")
             .json(&body);
         let bytes = self.client.open(call).await?;

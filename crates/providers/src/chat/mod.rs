@@ -21,7 +21,7 @@ use secrecy::SecretString;
 use crate::config::{ChatConfig, Environment, Providers};
 use crate::embedding::{known_ids, resolve_key};
 use crate::error::ConfigError;
-use crate::http::{Auth, ClientSettings, Policy, ServiceClient};
+use crate::http::{Auth, Call, ClientSettings, Policy, Repeat, ServiceClient};
 use crate::model_name::in_google_path;
 
 /// A kind of chat API.
@@ -142,6 +142,12 @@ pub fn create(settings: ChatSettings) -> Result<Arc<dyn ChatModel>, ConfigError>
         ChatBackend::Anthropic => Arc::new(anthropic::AnthropicChat { client, model }),
         ChatBackend::Gemini => Arc::new(gemini::GeminiChat { client, model }),
     })
+}
+
+/// An answer is paid for, and another one the next time: a chat is sent again only where it cannot
+/// have been worked on.
+fn paid(path: impl Into<String>) -> Call {
+    Call::post(path).repeat(Repeat::IfUnprocessed)
 }
 
 fn header_auth(name: &str, key: SecretString) -> Auth {

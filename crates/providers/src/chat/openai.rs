@@ -18,7 +18,7 @@ impl OpenAiChat {
     fn call(&self, request: &ChatRequest, delivery: Delivery) -> Call {
         let stream = delivery == Delivery::Streamed;
         let says_so = stream || request.options().contains_key("stream");
-        Call::post("chat/completions").json(&request.body(&self.model, says_so.then_some(stream)))
+        super::paid("chat/completions").json(&request.body(&self.model, says_so.then_some(stream)))
     }
 }
 

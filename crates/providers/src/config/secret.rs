@@ -26,6 +26,9 @@ impl Secret {
     /// The secret itself; `None` for an empty one. `field` is where it stands, for the error message.
     pub fn resolve(&self, field: &str, env: Environment) -> Result<Option<SecretString>, ConfigError> {
         let text = interpolate(self.0.expose_secret(), field, env)?;
+        if !text.is_empty() && text.trim().is_empty() {
+            return Err(ConfigError::field(field, "is nothing but blanks"));
+        }
         Ok((!text.is_empty()).then(|| SecretString::from(text)))
     }
 }

@@ -1,14 +1,6 @@
 //! Splitting a request along the limits of an API.
 
-use ragstone_core::model::{EmbedInput, ModelError};
-
-/// What an API takes in one request.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct BatchLimits {
-    pub(super) texts: usize,
-    /// No token is shorter than a byte, so a limit on tokens holds when bytes keep to it.
-    pub(super) bytes: usize,
-}
+use ragstone_core::model::{CallLimits, EmbedInput, ModelError};
 
 pub(super) fn into_texts(inputs: Vec<EmbedInput>, provider: &str) -> Result<Vec<String>, ModelError> {
     inputs
@@ -24,7 +16,7 @@ pub(super) fn into_texts(inputs: Vec<EmbedInput>, provider: &str) -> Result<Vec<
 
 /// Consecutive runs within the limits. A text that is too long by itself is a run of its own: what
 /// to do with it is for the API to say.
-pub(super) fn split(texts: &[String], limits: BatchLimits) -> Vec<&[String]> {
+pub(super) fn split(texts: &[String], limits: CallLimits) -> Vec<&[String]> {
     let mut batches = Vec::new();
     let (mut start, mut bytes) = (0, 0_usize);
     for (index, text) in texts.iter().enumerate() {
@@ -45,14 +37,14 @@ pub(super) fn split(texts: &[String], limits: BatchLimits) -> Vec<&[String]> {
 mod tests {
     use super::*;
 
-    fn sizes(lengths: &[usize], limits: BatchLimits) -> Vec<usize> {
+    fn sizes(lengths: &[usize], limits: CallLimits) -> Vec<usize> {
         let texts: Vec<String> = lengths.iter().map(|n| "x".repeat(*n)).collect();
         split(&texts, limits).iter().map(|batch| batch.len()).collect()
     }
 
     #[test]
     fn batches_keep_to_both_limits() {
-        let limits = BatchLimits { texts: 3, bytes: 10 };
+        let limits = CallLimits { texts: 3, bytes: 10 };
         assert_eq!(sizes(&[1; 7], limits), [3, 3, 1]);
         assert_eq!(sizes(&[6, 4, 1, 10, 1], limits), [2, 1, 1, 1]);
         assert_eq!(sizes(&[50, 1, 50], limits), [1, 1, 1]);

@@ -1,18 +1,18 @@
 //! The embeddings API of Google's Gemini.
 
 use async_trait::async_trait;
-use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, ModelInfo, Role};
+use ragstone_core::model::{CallLimits, EmbedInput, Embedder, Embedding, ModelError, ModelInfo, Role};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::batches::{self, BatchLimits};
+use super::batches;
 use super::vectors;
 use crate::error::ConfigError;
 use crate::http::{Call, ServiceClient};
 use crate::model_name::in_google_path;
 
 /// A batch holds at most 100 requests.
-const LIMITS: BatchLimits = BatchLimits {
+const LIMITS: CallLimits = CallLimits {
     texts: 100,
     bytes: 1 << 20,
 };
@@ -80,5 +80,9 @@ impl Embedder for GoogleEmbedder {
             embeddings.extend(self.embed_batch(batch, role).await?);
         }
         Ok(embeddings)
+    }
+
+    fn limits(&self) -> CallLimits {
+        LIMITS
     }
 }

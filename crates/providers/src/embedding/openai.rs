@@ -5,11 +5,11 @@ use std::fmt;
 use async_trait::async_trait;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, ModelInfo, Role};
+use ragstone_core::model::{CallLimits, EmbedInput, Embedder, Embedding, ModelError, ModelInfo, Role};
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::batches::{self, BatchLimits};
+use super::batches;
 use super::vectors;
 use crate::http::{Call, ServiceClient};
 
@@ -20,15 +20,15 @@ pub(super) enum Flavour {
 }
 
 impl Flavour {
-    fn limits(self) -> BatchLimits {
+    fn limits(self) -> CallLimits {
         match self {
             // 2,048 inputs and 300,000 tokens.
-            Self::OpenAi => BatchLimits {
+            Self::OpenAi => CallLimits {
                 texts: 2048,
                 bytes: 300_000,
             },
             // No limit of its own; small enough that one call ends well within its deadline.
-            Self::Ollama => BatchLimits {
+            Self::Ollama => CallLimits {
                 texts: 64,
                 bytes: 128 << 10,
             },
@@ -152,9 +152,13 @@ impl Embedder for OpenAiEmbedder {
     async fn embed(&self, inputs: Vec<EmbedInput>, _: Role) -> Result<Vec<Embedding>, ModelError> {
         let texts = batches::into_texts(inputs, self.client.service())?;
         let mut embeddings = Vec::with_capacity(texts.len());
-        for batch in batches::split(&texts, self.flavour.limits()) {
+        for batch in batches::split(&texts, self.limits()) {
             embeddings.extend(self.embed_batch(batch).await?);
         }
         Ok(embeddings)
+    }
+
+    fn limits(&self) -> CallLimits {
+        self.flavour.limits()
     }
 }

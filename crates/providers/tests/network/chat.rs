@@ -97,6 +97,25 @@ async fn openai_compatible_services_get_the_callers_body_as_it_is() {
 }
 
 #[tokio::test]
+async fn a_chat_that_may_have_been_worked_on_is_not_sent_again() {
+    let backends = [
+        ChatBackend::OpenAi,
+        ChatBackend::Anthropic,
+        ChatBackend::Gemini,
+        ChatBackend::Ollama,
+    ];
+    for backend in backends {
+        for reply in [|| Reply::Close, || Reply::status(502, json!({}))] {
+            let server = TestServer::start(move |_, _| reply()).await;
+            let model = model(backend, &server.url);
+            model.complete(conversation()).await.unwrap_err();
+            assert!(model.stream(conversation()).await.is_err());
+            assert_eq!(server.seen().len(), 2, "{backend:?}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn openai_compatible_streams_pass_through() {
     let chunk = |delta: Value, reason: Value| json!({"id": "c1", "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]});
     let server = TestServer::start(move |seen, _| {

@@ -314,6 +314,11 @@ async fn answers_that_cannot_be_right_are_refused() {
             json!({"data": [item(0, json!([0, 0, 0, 0])), item(1, good())]}),
             "zeros",
         ),
+        // Numbers in base64, the first of which is none.
+        (
+            json!({"data": [item(0, json!("AADAfwAAgD8AAIA/AACAPw==")), item(1, good())]}),
+            "finite",
+        ),
         (json!({"unexpected": true}), "not the JSON"),
     ];
     for (answer, word) in cases {

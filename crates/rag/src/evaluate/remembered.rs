@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
-use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, ModelInfo, Role};
+use ragstone_core::model::{CallLimits, EmbedInput, Embedder, Embedding, ModelError, ModelInfo, Role};
 
 /// The same vectors as the model's own, each made once: an evaluation asks for the same few thousand
 /// texts many times over. Never forgets, so it is nothing for a server.
@@ -60,6 +60,10 @@ impl Embedder for Remembered {
             .map(|text| self.known(text))
             .collect::<Option<Vec<_>>>()
             .ok_or_else(|| ModelError::Failed("the model gave too few vectors".to_owned()))
+    }
+
+    fn limits(&self) -> CallLimits {
+        self.model.limits()
     }
 
     fn count_tokens(&self, text: &str) -> Option<usize> {

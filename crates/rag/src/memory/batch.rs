@@ -4,19 +4,21 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::stream::{self, StreamExt};
 use ragstone_core::document::{Document, Metadata};
-use ragstone_core::model::{EmbedInput, ModelError, RemoteFailure, RemoteFault, Role};
+use ragstone_core::model::{CallLimits, EmbedInput, ModelError, RemoteFailure, RemoteFault, Role};
 use ragstone_core::records::{Applied, Expect, Millis, Record, RecordChange};
 use ragstone_core::store::{DocumentBatch, StoreError, StoredDocument};
 use tokio::time::Instant;
 
-use super::buffer::{BufferOptions, Worker};
+use super::buffer::{BufferOptions, Ownership, Worker};
 use super::entry::Kind;
+use super::pause::Failed;
 use super::stored::{FAILED, Stored, forget_note, note_key, vector_id};
 use super::{now, removal};
 
-/// What is left of the lease for storing vectors once the embedder has answered.
-const STORING: Duration = Duration::from_secs(5);
+/// This part of the lease is left for storing vectors once the embedder has answered.
+const STORING: u32 = 6;
 /// No model refuses this for itself: whoever does refuses everything.
 const HARMLESS: &str = "ragstone";
 /// Text that the model refuses is tried again, but not often.
@@ -85,17 +87,62 @@ pub(super) fn backoff(options: &BufferOptions, failures: u32) -> Duration {
         .mul_f64(0.75 + 0.25 * fastrand::f64())
 }
 
-pub(super) async fn round(worker: Arc<Worker>, claimed: Vec<Claimed>, lease_ends: Instant) {
-    let parts = into_batches(claimed, worker.options.batch)
-        .into_iter()
-        .map(|batch| embed_and_store(&worker, batch, lease_ends));
-    futures::future::join_all(parts).await;
+/// Embeds what was claimed, a few calls at a time. Gives the kinds of which something was left.
+///
+/// What one call brings is stored, whatever becomes of the others. None is begun after half of the
+/// time: as calls go, it would not end in the other half. Nor after another has failed.
+pub(super) async fn round(worker: Arc<Worker>, claimed: Vec<Claimed>, lease_ends: Instant) -> Vec<Kind> {
+    let began = Instant::now();
+    let storing = worker.options.lease / STORING;
+    let deadline = lease_ends.checked_sub(storing).unwrap_or(lease_ends);
+    let last_start = began + deadline.saturating_duration_since(began) / 2;
+    let mut limits = worker.embedder.limits();
+    limits.texts = limits.texts.min(worker.options.batch);
+    let worker = worker.as_ref();
+    let left: Vec<Claimed> = stream::iter(into_batches(claimed, limits))
+        .map(|batch| async move {
+            if Instant::now() > last_start || worker.pause.until().is_some() {
+                return batch;
+            }
+            embed_and_store(worker, batch, deadline).await;
+            Vec::new()
+        })
+        .buffer_unordered(worker.calls_at_once())
+        .concat()
+        .await;
+    if left.is_empty() {
+        worker.pause.round_done(began);
+        return Vec::new();
+    }
+    if let Err(error) = give_back(worker, &left).await {
+        // They are due again when their lease runs out.
+        tracing::warn!(%error, "entries that were not embedded could not be given back");
+    }
+    let mut kinds: Vec<Kind> = left.iter().map(Claimed::kind).collect();
+    kinds.dedup();
+    kinds
+}
+
+/// Makes entries that nothing was done with due again.
+async fn give_back(worker: &Worker, entries: &[Claimed]) -> Result<(), StoreError> {
+    if worker.options.ownership == Ownership::Exclusive {
+        return Ok(());
+    }
+    let changes = entries
+        .iter()
+        .map(|claimed| {
+            let (due, expect) = (claimed.stored.saved_at, Expect::Version(claimed.version));
+            claimed.stored.put(&claimed.key, Some(due), expect)
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    worker.records.apply(changes).await?;
+    Ok(())
 }
 
 /// Each batch is stored by itself, as soon as it is there: short writes let others in between.
-async fn embed_and_store(worker: &Worker, batch: Vec<Claimed>, lease_ends: Instant) {
+async fn embed_and_store(worker: &Worker, batch: Vec<Claimed>, deadline: Instant) {
     let began = Instant::now();
-    let mut outcome = embed(worker, batch, lease_ends).await;
+    let mut outcome = embed(worker, batch, deadline).await;
     let embedded = outcome.vectors.len();
     if let Err((claimed, error)) = store_vectors(worker, outcome.vectors).await {
         tracing::error!(%error, "vectors of agent memory could not be stored");
@@ -103,7 +150,14 @@ async fn embed_and_store(worker: &Worker, batch: Vec<Claimed>, lease_ends: Insta
         let failure = match error {
             StoreError::Unavailable { retry_after, .. } => {
                 let oldest = claimed.iter().map(|claimed| claimed.stored.saved_at).min();
-                worker.pause.failed(&worker.options, retry_after, oldest);
+                worker.pause.failed(
+                    &worker.options,
+                    Failed {
+                        error: message,
+                        at_least: retry_after,
+                        oldest,
+                    },
+                );
                 outage(&message, retry_after)
             }
             _ => passing(&message),
@@ -120,22 +174,32 @@ async fn embed_and_store(worker: &Worker, batch: Vec<Claimed>, lease_ends: Insta
     }
 }
 
-/// Batches of about one size, none larger than the limit.
-fn into_batches(mut claimed: Vec<Claimed>, limit: usize) -> Vec<Vec<Claimed>> {
-    let count = claimed.len().div_ceil(limit.max(1)).max(1);
+/// Batches within the limits, of about one size where their texts are short. A text that is too long
+/// by itself is a batch of its own.
+fn into_batches(claimed: Vec<Claimed>, limits: CallLimits) -> Vec<Vec<Claimed>> {
+    let count = claimed.len().div_ceil(limits.texts.max(1)).max(1);
     let size = claimed.len().div_ceil(count);
-    let mut batches = Vec::with_capacity(count);
-    while claimed.len() > size {
-        let rest = claimed.split_off(size);
-        batches.push(std::mem::replace(&mut claimed, rest));
+    let mut batches: Vec<Vec<Claimed>> = Vec::with_capacity(count);
+    let mut bytes = 0_usize;
+    for entry in claimed {
+        let length = entry.stored.entry.content().len();
+        match batches.last_mut() {
+            Some(batch) if batch.len() < size && bytes + length <= limits.bytes => {
+                bytes += length;
+                batch.push(entry);
+            }
+            _ => {
+                bytes = length;
+                batches.push(vec![entry]);
+            }
+        }
     }
-    batches.push(claimed);
     batches
 }
 
 /// Embeds a batch in one call. Where the model refuses the input, halves of it are tried, until the
 /// texts at fault are alone.
-async fn embed(worker: &Worker, batch: Vec<Claimed>, lease_ends: Instant) -> Outcome {
+async fn embed(worker: &Worker, batch: Vec<Claimed>, deadline: Instant) -> Outcome {
     let mut outcome = Outcome::default();
     let mut waiting = vec![batch];
     let mut takes_others = false;
@@ -144,11 +208,11 @@ async fn embed(worker: &Worker, batch: Vec<Claimed>, lease_ends: Instant) -> Out
             .iter()
             .map(|claimed| claimed.stored.entry.content())
             .collect();
-        let mut answer = call(worker, texts, lease_ends).await;
+        let mut answer = call(worker, texts, deadline).await;
         if let Err(Refusal::OfProvider(failure)) = &answer
             && !takes_others
         {
-            match call(worker, vec![HARMLESS.to_owned()], lease_ends).await {
+            match call(worker, vec![HARMLESS.to_owned()], deadline).await {
                 Ok(_) => takes_others = true,
                 Err(_) => answer = Err(Refusal::Other(outage(failure, Duration::ZERO))),
             }
@@ -173,7 +237,14 @@ async fn embed(worker: &Worker, batch: Vec<Claimed>, lease_ends: Instant) -> Out
         };
         if let Some(at_least) = at_least {
             let oldest = batch.iter().map(|claimed| claimed.stored.saved_at).min();
-            worker.pause.failed(&worker.options, at_least, oldest);
+            worker.pause.failed(
+                &worker.options,
+                Failed {
+                    error: &failure.message,
+                    at_least,
+                    oldest,
+                },
+            );
         }
         let failures = batch.into_iter().map(|claimed| (claimed, failure.clone()));
         outcome.failures.extend(failures);
@@ -209,19 +280,22 @@ fn passing(error: &impl ToString) -> Failure {
     }
 }
 
-async fn call(worker: &Worker, texts: Vec<String>, lease_ends: Instant) -> Result<Vec<Vec<f32>>, Refusal> {
+async fn call(worker: &Worker, texts: Vec<String>, deadline: Instant) -> Result<Vec<Vec<f32>>, Refusal> {
+    let late = || {
+        let late = "the embedding model did not answer in time";
+        Err(Refusal::Other(outage(&late, Duration::ZERO)))
+    };
+    if Instant::now() >= deadline {
+        return late();
+    }
     let count = texts.len();
     let inputs: Vec<EmbedInput> = texts.into_iter().map(EmbedInput::Text).collect();
     metrics::counter!("ragstone_memory_embed_calls_total").increment(1);
     metrics::histogram!("ragstone_memory_embed_texts").record(count as f64);
     let started = Instant::now();
-    let deadline = lease_ends.checked_sub(STORING).unwrap_or(lease_ends);
     let answer = tokio::time::timeout_at(deadline, worker.embedder.embed(inputs, Role::Passage)).await;
     metrics::histogram!("ragstone_memory_embed_seconds").record(started.elapsed().as_secs_f64());
-    let Ok(answer) = answer else {
-        let late = "the embedding model did not answer in time";
-        return Err(Refusal::Other(outage(&late, Duration::ZERO)));
-    };
+    let Ok(answer) = answer else { return late() };
     match answer {
         Ok(embeddings) if embeddings.len() == count => {
             Ok(embeddings.into_iter().map(|embedding| embedding.vector).collect())
@@ -327,7 +401,14 @@ async fn note_failures(worker: &Worker, failures: Vec<(Claimed, Failure)>) {
     if let Err(error) = write_failures(worker, failures).await {
         // The entries are due again, at once or when their leases run out. A store that cannot be
         // written to would have the provider asked for the same texts again and again.
-        worker.pause.failed(&worker.options, Duration::ZERO, None);
+        worker.pause.failed(
+            &worker.options,
+            Failed {
+                error: "the failure of a call could not be noted",
+                at_least: Duration::ZERO,
+                oldest: None,
+            },
+        );
         tracing::error!(%error, "failures of embedding could not be noted");
     }
 }
@@ -415,16 +496,35 @@ mod tests {
     #[test]
     fn batches_keep_order_and_are_even() {
         for (count, limit, sizes) in [
-            (0, 4, vec![0]),
+            (0, 4, vec![]),
             (4, 4, vec![4]),
             (5, 4, vec![3, 2]),
             (9, 4, vec![3, 3, 3]),
         ] {
-            let batches = into_batches(claimed(count), limit);
+            let limits = CallLimits {
+                texts: limit,
+                ..CallLimits::NONE
+            };
+            let batches = into_batches(claimed(count), limits);
             assert_eq!(batches.iter().map(Vec::len).collect::<Vec<_>>(), sizes);
             let keys: Vec<String> = batches.concat().into_iter().map(|c| c.key).collect();
             assert_eq!(keys, (0..count).map(|n| n.to_string()).collect::<Vec<_>>());
         }
+    }
+
+    #[test]
+    fn batches_of_long_texts_are_smaller() {
+        let mut entries = claimed(7);
+        for (entry, length) in entries.iter_mut().zip([4, 6, 1, 50, 1, 9, 1]) {
+            let content = "c".repeat(length);
+            entry.stored.entry = Entry::Knowledge {
+                content,
+                category: None,
+            };
+        }
+        let limits = CallLimits { texts: 4, bytes: 10 };
+        let batches = into_batches(entries, limits);
+        assert_eq!(batches.iter().map(Vec::len).collect::<Vec<_>>(), [2, 1, 1, 2, 1]);
     }
 
     #[test]

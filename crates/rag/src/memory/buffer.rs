@@ -1,9 +1,9 @@
 //! The background worker that embeds what is due.
 //!
 //! A round takes due entries from the database, embeds them in calls of at most
-//! [`BufferOptions::batch`] texts, stores the vectors and marks the entries done, with the version
-//! it was given: an entry that was saved again meanwhile stays due. Two rounds overlap, so that the
-//! provider is busy while the database is.
+//! [`BufferOptions::batch`] texts and within the embedder's own limits, stores the vectors of each
+//! call and marks its entries done, with the version it was given: an entry that was saved again
+//! meanwhile stays due. Two rounds overlap, so that the provider is busy while the database is.
 //!
 //! A round begins when a batch is full or when the first entry of one has waited long enough.
 //! Saves tell the worker how many there are; that is only a hint, and a look into the database now
@@ -98,6 +98,7 @@ impl BufferOptions {
 #[derive(Clone)]
 pub struct Buffer {
     hints: Arc<Hints>,
+    pause: Arc<Pause>,
     stop: Arc<watch::Sender<bool>>,
     task: Arc<Mutex<Option<JoinHandle<()>>>>,
 }
@@ -111,6 +112,7 @@ impl Buffer {
         options: BufferOptions,
     ) -> Self {
         let hints = Arc::new(Hints::default());
+        let pause = Arc::new(Pause::default());
         let (stop, stopped) = watch::channel(false);
         let worker = Worker {
             records,
@@ -118,12 +120,13 @@ impl Buffer {
             embedder,
             options,
             hints: Arc::clone(&hints),
-            pause: Pause::default(),
+            pause: Arc::clone(&pause),
             in_flight: Arc::default(),
         };
         let task = tokio::spawn(run(Arc::new(worker), stopped));
         Self {
             hints,
+            pause,
             stop: Arc::new(stop),
             task: Arc::new(Mutex::new(Some(task))),
         }
@@ -132,6 +135,11 @@ impl Buffer {
     /// Tells the worker that an entry of this kind is due. The entry is in the database already.
     pub fn enqueued(&self, kind: Kind) {
         self.hints.add(kind);
+    }
+
+    /// Why the last call that should have embedded something did not; nothing once one does.
+    pub fn last_error(&self) -> Option<String> {
+        self.pause.error()
     }
 
     /// Embeds what is due now, then ends; what is not done by the deadline waits for the next start.
@@ -199,7 +207,7 @@ pub(super) struct Worker {
     pub(super) store: Arc<dyn Store>,
     pub(super) embedder: Arc<dyn Embedder>,
     pub(super) options: BufferOptions,
-    pub(super) pause: Pause,
+    pub(super) pause: Arc<Pause>,
     hints: Arc<Hints>,
     in_flight: Arc<InFlight>,
 }
@@ -253,16 +261,19 @@ async fn run(worker: Arc<Worker>, mut stop: watch::Receiver<bool>) {
         match worker.look(&wanted).await {
             Ok(found) if found.claimed.is_empty() => {
                 more.clear();
-                if stopping {
+                // A round that ends may leave something.
+                if stopping && rounds.join_next().await.is_none() {
                     break;
                 }
             }
             Ok(found) => {
                 more = found.more;
                 let round = batch::round(Arc::clone(&worker), found.claimed, found.lease_ends);
+                let hints = Arc::clone(&worker.hints);
                 rounds.spawn(async move {
-                    round.await;
+                    let left = round.await;
                     drop(found.underway);
+                    left.into_iter().for_each(|kind| hints.add(kind));
                 });
             }
             Err(error) => {
@@ -307,6 +318,10 @@ async fn try_to_prepare(worker: &Worker) -> Result<(), StoreError> {
     reconcile::take_up_all_failed(worker.records.as_ref()).await
 }
 
+fn halved(count: usize, times: u32) -> usize {
+    count.checked_shr(times).unwrap_or_default()
+}
+
 struct Due {
     claimed: Vec<Claimed>,
     /// Nobody else takes them until this is dropped.
@@ -345,14 +360,15 @@ impl Worker {
         }
     }
 
-    /// How many entries a round takes. While calls fail, few are enough to find out whether they
-    /// still do: fewer each time, so that a text that makes a provider fail is soon alone.
+    /// How many entries a round takes: fewer while calls fail.
     fn round_size(&self) -> usize {
         let BufferOptions { batch, parallel, .. } = self.options;
-        match self.pause.failures() {
-            0 => batch * parallel,
-            failures => batch >> failures.min(usize::BITS - 1),
-        }
+        halved(batch * parallel, self.pause.halvings())
+    }
+
+    /// A provider that is slow with several calls may answer one.
+    pub(super) fn calls_at_once(&self) -> usize {
+        halved(self.options.parallel, self.pause.halvings()).max(1)
     }
 
     /// Takes a round's worth of the kinds that are wanted.

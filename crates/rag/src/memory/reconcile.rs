@@ -16,6 +16,8 @@ use super::now;
 use super::removal::{self, REMOVED};
 use super::stored::{FAILED, Stored, forget_note, parse_note_key};
 
+/// In the metadata of a vector collection: the version of the model that made its vectors.
+pub const MODEL_VERSION: &str = "embedding_model_version";
 /// For every kind: which model its vectors are of, and whether every entry has one or is due.
 const STATE: &str = "memory.state";
 /// Held by the process that compares the model with the vectors.
@@ -203,10 +205,7 @@ async fn start_over(store: &dyn Store, kind: Kind, identity: &ModelIdentity) -> 
     }
     let metadata = Metadata::from_iter([
         (EMBEDDING_MODEL.to_owned(), identity.id.clone().into()),
-        (
-            "embedding_model_version".to_owned(),
-            identity.version.clone().into(),
-        ),
+        (MODEL_VERSION.to_owned(), identity.version.clone().into()),
     ]);
     match store.create_collection(&name, metadata).await {
         Ok(_) | Err(StoreError::CollectionExists(_)) => Ok(()),

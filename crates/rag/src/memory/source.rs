@@ -41,7 +41,7 @@ pub struct EntryPage {
     pub next: Option<String>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryStatus {
     pub enabled: bool,
     /// Entries that wait to be embedded, now or after a pause.
@@ -52,6 +52,8 @@ pub struct MemoryStatus {
     pub failed: u64,
     /// Always 0, because the queue is the database; here for those who watch buffers that drop.
     pub dropped: u64,
+    /// Why this process embedded nothing the last time it tried; nothing where it did.
+    pub last_error: Option<String>,
 }
 
 impl Memory {
@@ -206,6 +208,7 @@ impl Memory {
             embedded,
             failed: self.records.counts(FAILED).await?.total,
             dropped: 0,
+            last_error: self.embedding.as_ref().and_then(Buffer::last_error),
         })
     }
 

@@ -12,9 +12,9 @@ use axum::response::{IntoResponse, Response};
 use futures::StreamExt;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use ragstone_core::chat::{ChatError, ChatRequest, ChatStream, SentFields};
-use ragstone_core::provider::CallError;
+use ragstone_core::provider::{CallError, ErrorAnswer};
 use ragstone_rag::chat::{Prepared, Source};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::JsonBody;
@@ -49,7 +49,7 @@ const NOT_CONFIGURED: &str = "No chat provider is configured: set chat.providerI
             headers(("x-ragstone-sources" = String, description = "What was put into the prompt, as `collection/id`, separated by commas; absent where nothing was"))),
         (status = 400, body = ErrorBody, description = "Not a chat request, or one that the provider cannot do"),
         (status = 429, body = ErrorBody, description = "The provider is asked too often; see Retry-After"),
-        (status = 502, body = ErrorBody, description = "The provider gave no usable answer"),
+        (status = 502, body = ErrorBody, description = "The provider gave no usable answer, or does not take the configured key"),
         (status = 503, body = ErrorBody, description = "No chat provider is configured"),
         (status = 504, body = ErrorBody, description = "The provider did not answer in time"),
     ),
@@ -100,18 +100,69 @@ fn session_key(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
     }
 }
 
-/// A key that the provider does not take is ours, not the client's.
 fn refusal(error: ChatError) -> ApiError {
     match error {
         ChatError::Invalid(invalid) => invalid.into(),
-        ChatError::Call(CallError::Answered(answer)) if answer.refuses_our_key() => {
-            ApiError::bad_gateway(format!(
-                "Provider '{}' refuses the configured apiKey (status {})",
-                answer.service, answer.status
-            ))
-        }
+        ChatError::Call(CallError::Answered(answer)) => refused(answer),
         ChatError::Call(error) => error.into(),
     }
+}
+
+/// A key that the provider does not take is ours, not the client's, and so is an address at which
+/// something else answers. What the provider said of it is for the log.
+fn refused(mut answer: Box<ErrorAnswer>) -> ApiError {
+    let (service, status) = (&answer.service, answer.status);
+    let passes_on = (400..500).contains(&status) || answer.is_considered();
+    let ours = if answer.refuses_our_key() {
+        let key = if status == 403 {
+            "key or its permissions"
+        } else {
+            "apiKey"
+        };
+        format!("Provider '{service}' refuses the configured {key} (status {status})")
+    } else if !passes_on {
+        return CallError::Answered(answer).into();
+    } else if let Some(body) = explained(&answer) {
+        answer.body = body;
+        answer.content_type = None;
+        return CallError::Answered(answer).into();
+    } else {
+        format!(
+            "Provider '{service}' answered with status {status} and with what is no JSON; is its baseUrl right?"
+        )
+    };
+    tracing::warn!(%service, reason = %CallError::Answered(answer.clone()), "a provider refuses a chat");
+    ApiError::bad_gateway(ours)
+}
+
+/// What a provider says went wrong, with all its members, also where clients of this server and those
+/// of OpenAI look for it; `None` where it does not speak JSON.
+fn explained(answer: &ErrorAnswer) -> Option<Vec<u8>> {
+    let said = match serde_json::from_slice(&answer.body) {
+        Ok(Value::Object(said)) => Some(said),
+        // As Google has it where a stream was asked for.
+        Ok(Value::Array(list)) => list.into_iter().find_map(|first| match first {
+            Value::Object(said) => Some(said),
+            _ => None,
+        }),
+        _ => None,
+    };
+    let mut said = match (said, answer.status) {
+        (Some(said), _) => said,
+        // Whatever stands before the provider, and counts.
+        (None, 429) => Map::new(),
+        (None, _) => return None,
+    };
+    let message = answer.message().unwrap_or_else(|| {
+        let ErrorAnswer { service, status, .. } = answer;
+        format!("Provider '{service}' refuses this (status {status})")
+    });
+    if !said.get("detail").is_some_and(Value::is_string) {
+        said.insert("detail".to_owned(), message.clone().into());
+    }
+    said.entry("error")
+        .or_insert_with(|| json!({"message": message, "type": "upstream_error", "code": null}));
+    serde_json::to_vec(&said).ok()
 }
 
 /// Chunks as server-sent events, ended as OpenAI ends them. An error in the middle is an event of

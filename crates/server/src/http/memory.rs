@@ -161,6 +161,9 @@ pub(super) struct Status {
     failed: u64,
     /// Always 0: the queue is the database.
     dropped: u64,
+    /// Why the last call of the embedding provider brought nothing; absent once one succeeds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_error: Option<String>,
 }
 
 /// The source store that the path names.
@@ -367,5 +370,6 @@ pub(super) async fn status(State(state): State<AppState>) -> Result<Json<Status>
         embedded: status.embedded,
         failed: status.failed,
         dropped: status.dropped,
+        last_error: status.last_error,
     }))
 }

@@ -65,8 +65,8 @@ impl From<Found> for FoundBody {
         (status = 200, body = RetrieveAnswer),
         (status = 400, body = ErrorBody, description = "The query is empty, or a field breaks a rule"),
         (status = 429, body = ErrorBody, description = "The embedding model is overloaded; see Retry-After"),
-        (status = 502, body = ErrorBody, description = "The embedding provider gives no usable answer"),
-        (status = 503, body = ErrorBody, description = "Embedding is not configured, or its provider does not answer"),
+        (status = 502, body = ErrorBody, description = "The embedding provider does not answer, does not take the configured key, or gives no usable answer"),
+        (status = 503, body = ErrorBody, description = "Embedding is not configured; or, with Retry-After, its provider or the store has too much to do"),
     ),
 )]
 pub(super) async fn retrieve(

@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ragstone_core::model::{ModelError, RemoteFailure, RemoteFault};
+use ragstone_core::model::{CallLimits, ModelError, RemoteFailure, RemoteFault};
 
 use super::support::*;
 use crate::memory::{Buffer, BufferOptions, EmbeddingState, Kind, Memory, Ownership};
@@ -189,6 +189,90 @@ async fn an_outage_uses_up_no_attempts_and_is_over_once_a_call_succeeds() {
     until_status(&memory, |status| status.embedded == 20 && status.queued == 0).await;
     assert_eq!(memory.status().await.unwrap().failed, 0);
     buffer.stop(SOON).await;
+}
+
+/// Long texts go out in many calls; those that fail take nothing from those that do not.
+#[tokio::test]
+async fn where_some_calls_fail_what_others_embedded_is_not_sent_again() {
+    for ownership in [Ownership::Exclusive, Ownership::Shared] {
+        let home = Home::new();
+        let plain = home.plain().await;
+        for n in 0..100 {
+            let text = format!("{n} {}", "long ".repeat(200));
+            plain.save(None, knowledge(&text)).await.unwrap();
+        }
+        let embedder = StubEmbedder::limited(CallLimits {
+            texts: 64,
+            bytes: 3100,
+        });
+        // Every fourth call fails, again and again.
+        let script = (0..200).map(|n| if n % 4 == 3 { down() } else { Reply::Answer });
+        embedder.reply(script);
+        let options = BufferOptions {
+            batch: 64,
+            ownership,
+            ..quick()
+        };
+        let (memory, buffer) = home.embedding(&embedder, options);
+        until_status(&memory, |status| status.embedded == 100 && status.queued == 0).await;
+        buffer.stop(SOON).await;
+        let calls = embedder.calls();
+        assert!(calls.iter().all(|texts| texts.concat().len() <= 3100));
+        // The replies are dealt out in the order of the calls, of which two rounds may make some at
+        // the same time; so what is counted are texts, not which of them.
+        let failed = calls.len() / 4;
+        let sent: usize = calls.iter().map(Vec::len).sum();
+        assert!(sent <= 100 + 3 * failed, "{sent} texts in {} calls", calls.len());
+    }
+}
+
+#[tokio::test]
+async fn the_next_round_takes_what_a_round_had_no_time_for() {
+    for ownership in [Ownership::Exclusive, Ownership::Shared] {
+        let home = Home::new();
+        let plain = home.plain().await;
+        for n in 0..9 {
+            plain.save(None, knowledge(&format!("k{n}"))).await.unwrap();
+        }
+        let embedder = StubEmbedder::limited(CallLimits {
+            texts: 1,
+            ..CallLimits::NONE
+        });
+        embedder.hold_back();
+        let options = BufferOptions {
+            parallel: 1,
+            ownership,
+            lease: Duration::from_secs(3600),
+            ..quick()
+        };
+        let (memory, buffer) = home.embedding(&embedder, options);
+        // The first calls of the rounds come back when it is too late to begin others.
+        embedder.called(2).await;
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(2000)).await;
+        tokio::time::resume();
+        embedder.let_through(1000);
+        buffer.stop(SOON).await;
+        assert_eq!(memory.status().await.unwrap().embedded, 9);
+        assert_eq!(embedder.texts().len(), 9, "each is embedded once");
+    }
+}
+
+#[tokio::test]
+async fn the_reason_why_nothing_is_embedded_is_told_until_something_is() {
+    let home = Home::new();
+    let embedder = StubEmbedder::new();
+    embedder.reply((0..3).map(|_| down()));
+    let (memory, buffer) = home.embedding(&embedder, quick());
+    assert_eq!(memory.status().await.unwrap().last_error, None);
+    memory.save(None, knowledge("text")).await.unwrap();
+    until_status(&memory, |status| {
+        status.last_error.as_deref() == Some("the provider is down")
+    })
+    .await;
+    until_status(&memory, |status| status.embedded == 1 && status.queued == 0).await;
+    buffer.stop(SOON).await;
+    assert_eq!(memory.status().await.unwrap().last_error, None);
 }
 
 #[tokio::test]

@@ -7,7 +7,9 @@ use async_trait::async_trait;
 use ragstone_core::collection::{Collection, CollectionName};
 use ragstone_core::document::{Document, DocumentId, Metadata};
 use ragstone_core::filter::Filter;
-use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, ModelIdentity, ModelInfo, Role};
+use ragstone_core::model::{
+    CallLimits, EmbedInput, Embedder, Embedding, ModelError, ModelIdentity, ModelInfo, Role,
+};
 use ragstone_core::records::{Applied, Millis, Record, RecordChange, RecordCounts, RecordRange, Records};
 use ragstone_core::store::{
     DocumentBatch, DocumentPage, MetadataUpdate, MovedDocument, MovedPage, MovedRange, Page, SearchOutcome,
@@ -42,6 +44,7 @@ pub(super) fn vector(text: &str) -> Vec<f32> {
 pub(super) enum Reply {
     Fail(ModelError),
     Panic,
+    Answer,
     /// Refuses every call in which this text is.
     Refuse(&'static str),
 }
@@ -52,6 +55,7 @@ pub(super) struct StubEmbedder {
     calls: Mutex<Vec<Vec<String>>>,
     script: Mutex<VecDeque<Reply>>,
     refused: Mutex<Option<&'static str>>,
+    limits: CallLimits,
     /// A call needs one of these to be answered.
     gate: Semaphore,
 }
@@ -75,15 +79,27 @@ impl StubEmbedder {
             calls: Mutex::default(),
             script: Mutex::default(),
             refused: Mutex::default(),
+            limits: CallLimits::NONE,
             gate: Semaphore::new(Semaphore::MAX_PERMITS),
         })
+    }
+
+    pub(super) fn limited(limits: CallLimits) -> Arc<Self> {
+        let mut stub = Self::new();
+        Arc::get_mut(&mut stub).unwrap().limits = limits;
+        stub
     }
 
     /// Answers only as many calls as are let through.
     pub(super) fn gated() -> Arc<Self> {
         let stub = Self::new();
-        stub.gate.forget_permits(Semaphore::MAX_PERMITS);
+        stub.hold_back();
         stub
+    }
+
+    /// Answers nothing until it is let through.
+    pub(super) fn hold_back(&self) {
+        self.gate.forget_permits(Semaphore::MAX_PERMITS);
     }
 
     pub(super) fn let_through(&self, calls: usize) {
@@ -114,6 +130,10 @@ impl Embedder for StubEmbedder {
         &self.info
     }
 
+    fn limits(&self) -> CallLimits {
+        self.limits
+    }
+
     async fn embed(&self, inputs: Vec<EmbedInput>, _: Role) -> Result<Vec<Embedding>, ModelError> {
         let texts: Vec<String> = inputs
             .into_iter()
@@ -128,7 +148,7 @@ impl Embedder for StubEmbedder {
             Some(Reply::Fail(error)) => return Err(error),
             Some(Reply::Panic) => panic!("the embedder has a defect"),
             Some(Reply::Refuse(text)) => *self.refused.lock().unwrap() = Some(text),
-            None => {}
+            Some(Reply::Answer) | None => {}
         }
         if self
             .refused

@@ -1,11 +1,12 @@
 //! The port, the data directory and the database in it.
 
+use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 
 use ragstone_core::store::{Store, StoreError};
 use ragstone_providers::rag::ChromaStore;
-use ragstone_store::{InspectedCollection, Inspection, inspect, inspect_postgres};
+use ragstone_store::{InspectedCollection, Inspection, check_access, inspect, inspect_postgres};
 
 use super::Check;
 use crate::config::{Settings, StoreLocation};
@@ -175,18 +176,45 @@ fn free_bytes(_: &Path) -> Option<u64> {
     None
 }
 
+const RESTORE: &str = "stop the server and restore the data directory from a backup";
+
+/// A file that is out of reach needs other hands than one that is damaged.
+fn unusable(error: &ragstone_store::Error) -> String {
+    match error {
+        ragstone_store::Error::Damaged(_) => format!("it cannot be read ({error}): {RESTORE}"),
+        ragstone_store::Error::Directory { path, reason } => {
+            let path = path.display();
+            match reason.kind() {
+                ErrorKind::PermissionDenied => format!(
+                    "{path} cannot be read and written by this user ({reason}): \
+                     change its owner or permissions, or run as the user it belongs to"
+                ),
+                ErrorKind::ReadOnlyFilesystem => {
+                    format!(
+                        "{path} cannot be written ({reason}): make its disk writable, or choose another --data-dir"
+                    )
+                }
+                ErrorKind::IsADirectory => {
+                    format!("{path} is a directory where a file should be: move it away")
+                }
+                _ => format!("{path} cannot be opened ({reason}): look after this file and its disk"),
+            }
+        }
+        _ => format!("it cannot be read ({error}): look after the permissions of its files and the disk"),
+    }
+}
+
 fn database(path: &Path) -> (Check, Vec<InspectedCollection>) {
     let name = "Database";
-    let restore = "stop the server and restore the data directory from a backup";
+    if let Err(error) = check_access(path) {
+        return (Check::fail(name, unusable(&error)), Vec::new());
+    }
     match inspect(path) {
         Ok(None) => (
             Check::skip(name, "there is none yet; the first start makes it"),
             Vec::new(),
         ),
-        Err(error) => (
-            Check::fail(name, format!("it cannot be read ({error}): {restore}")),
-            Vec::new(),
-        ),
+        Err(error) => (Check::fail(name, unusable(&error)), Vec::new()),
         Ok(Some(Inspection {
             schema, known_schema, ..
         })) if schema > known_schema => {
@@ -194,8 +222,13 @@ fn database(path: &Path) -> (Check, Vec<InspectedCollection>) {
             (Check::fail(name, message), Vec::new())
         }
         Ok(Some(found)) if !found.problems.is_empty() => {
-            let message = format!("it is damaged ({}): {restore}", found.problems.join("; "));
+            let message = format!("it is damaged ({}): {RESTORE}", found.problems.join("; "));
             (Check::fail(name, message), found.collections)
+        }
+        Ok(Some(found)) if found.schema == 0 => {
+            let message = "the file is there and empty, and the next start begins anew: \
+                           if there was data in it, restore the data directory from a backup";
+            (Check::warn(name, message), Vec::new())
         }
         Ok(Some(found)) => {
             let visible = found
@@ -209,5 +242,33 @@ fn database(path: &Path) -> (Check, Vec<InspectedCollection>) {
             );
             (Check::pass(name, message), found.collections)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever may do everything, as tests sometimes may, cannot be denied a file.
+    #[test]
+    fn files_out_of_reach_are_told_from_damaged_ones() {
+        let out_of_reach = |kind: ErrorKind| {
+            unusable(&ragstone_store::Error::Directory {
+                path: "/data/ragstone.lock".into(),
+                reason: kind.into(),
+            })
+        };
+        let denied = out_of_reach(ErrorKind::PermissionDenied);
+        assert!(
+            denied.contains("/data/ragstone.lock") && denied.contains("owner or permissions"),
+            "{denied}"
+        );
+        let fixed = out_of_reach(ErrorKind::ReadOnlyFilesystem);
+        assert!(fixed.contains("make its disk writable"), "{fixed}");
+        for told in [denied, fixed, out_of_reach(ErrorKind::IsADirectory)] {
+            assert!(!told.contains("backup"), "{told}");
+        }
+        let damaged = unusable(&ragstone_store::Error::Damaged("bad page".into()));
+        assert!(damaged.contains("backup"), "{damaged}");
     }
 }

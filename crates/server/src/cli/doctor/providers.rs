@@ -15,7 +15,7 @@ use ragstone_providers::http::AddressRule;
 use ragstone_providers::rag::{ConnectContext, Registry};
 use ragstone_providers::{ConfigError, chat};
 use ragstone_rag::gateway::{LOCAL, check_service_name};
-use ragstone_rag::memory::Kind;
+use ragstone_rag::memory::{Kind, MODEL_VERSION};
 use ragstone_store::InspectedCollection;
 
 use super::{Check, Reach, models};
@@ -94,25 +94,39 @@ pub(super) fn embedding(settings: &Settings, stored: &[InspectedCollection]) -> 
                 ),
             )
         }
-        (Some(_), Some(stored)) => embeds_again(&facts, stored),
-        (Some(_), None) => Check::pass(EMBEDDING, facts),
+        (Some(_), Some(stored)) => embeds_again(&facts, &format!("have {stored}")),
+        (Some(_), None) => match other_model(stored, &info.identity.version) {
+            Some(other) => embeds_again(&facts, &format!("are of {other}")),
+            None => Check::pass(EMBEDDING, facts),
+        },
     }
+}
+
+fn of_memory(stored: &[InspectedCollection]) -> impl Iterator<Item = &InspectedCollection> {
+    let is_memory = |name: &str| Kind::ALL.into_iter().any(|kind| kind.vectors().as_str() == name);
+    stored
+        .iter()
+        .filter(move |collection| is_memory(&collection.name))
 }
 
 /// The width of stored memory, where it is another one.
 fn other_width(stored: &[InspectedCollection], width: usize) -> Option<usize> {
-    let is_memory = |name: &str| Kind::ALL.into_iter().any(|kind| kind.vectors().as_str() == name);
-    stored
-        .iter()
-        .filter(|collection| is_memory(&collection.name))
-        .find_map(|collection| collection.dimensions.filter(|stored| *stored != width))
+    of_memory(stored).find_map(|collection| collection.dimensions.filter(|stored| *stored != width))
 }
 
-fn embeds_again(facts: &str, stored: usize) -> Check {
+/// The version of the model that made the vectors of memory, where it is another one.
+fn other_model<'a>(stored: &'a [InspectedCollection], version: &str) -> Option<&'a str> {
+    of_memory(stored)
+        .filter(|collection| collection.dimensions.is_some())
+        .filter_map(|collection| collection.metadata.get(MODEL_VERSION)?.as_str())
+        .find(|stored| *stored != version)
+}
+
+fn embeds_again(facts: &str, stored: &str) -> Check {
     Check::warn(
         EMBEDDING,
         format!(
-            "{facts}, but stored vectors have {stored}: the next start embeds all of memory again; set model and dimensions back if that is not meant"
+            "{facts}, but stored vectors {stored}: the next start embeds all of memory again; set model and dimensions back if that is not meant"
         ),
     )
 }
@@ -154,7 +168,7 @@ fn in_process(settings: &Settings, stored: &[InspectedCollection]) -> Check {
             ),
         ),
         _ => match width.and_then(|width| other_width(stored, width)) {
-            Some(stored) => embeds_again(&facts, stored),
+            Some(stored) => embeds_again(&facts, &format!("have {stored}")),
             None => Check::pass(EMBEDDING, facts),
         },
     }
@@ -165,12 +179,30 @@ pub(super) fn chat(settings: &Settings) -> Check {
         return Check::skip(CHAT, "not configured; to chat set chat.providerID and chat.model");
     };
     match chat::from_config(config, &settings.providers, &config::process_env) {
-        Ok(model) => Check::pass(
-            CHAT,
-            format!("{} through provider '{}'", model.model(), config.provider_id),
-        ),
+        Ok(model) => {
+            let unused = if remembers_in_vain(settings) {
+                "; memory is embedded, and put into no chat: to have that set embedding.rag.enabled to true"
+            } else {
+                ""
+            };
+            Check::pass(
+                CHAT,
+                format!(
+                    "{} through provider '{}'{unused}",
+                    model.model(),
+                    config.provider_id
+                ),
+            )
+        }
         Err(error) => Check::fail(CHAT, mend(&error)),
     }
+}
+
+fn remembers_in_vain(settings: &Settings) -> bool {
+    let embedding = &settings.embedding;
+    let embeds = is_in_process(embedding)
+        || matches!(resolve(embedding, &settings.providers), Resolution::Found { .. });
+    embeds && !embedding.rag.enabled
 }
 
 /// Types that nobody knows and keys that cannot be looked up. What nothing uses is no failure.
