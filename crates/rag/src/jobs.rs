@@ -24,7 +24,7 @@ use ragstone_core::store::StoreError;
 use tokio::sync::Notify;
 
 use crate::error::ServiceError;
-use crate::ingest::{Content, IngestTarget, Ingestion, Kind, Progress, Report};
+use crate::ingest::{Content, Earlier, IngestTarget, Ingestion, Kind, Progress, Report};
 
 use stored::{ItemRecord, JobRecord, KIND, Stored};
 pub use stored::{Job, JobState};
@@ -48,8 +48,8 @@ pub struct NewItem {
     /// Absent for what cannot be read, which the job reports.
     pub kind: Option<Kind>,
     pub bytes: Vec<u8>,
-    /// Some rows of a larger file, whose others come by other requests.
-    pub partial: bool,
+    /// There for some rows of a larger file, whose others come by other requests.
+    pub partial: Option<Earlier>,
 }
 
 #[derive(Clone)]
@@ -256,6 +256,17 @@ impl Jobs {
     }
 }
 
+/// What a document may be called, or what is wrong with it.
+pub fn check_source(source: &str) -> Result<(), &'static str> {
+    if source.trim().is_empty() {
+        return Err("a name is required");
+    }
+    if source.len() > MAX_SOURCE_BYTES || source.chars().any(char::is_control) {
+        return Err("its name must have at most 1024 bytes and no control characters");
+    }
+    Ok(())
+}
+
 fn check_items(items: &[NewItem]) -> Result<(), InvalidInput> {
     if items.is_empty() {
         return Err(InvalidInput::new("Documents are required: send at least one"));
@@ -263,28 +274,21 @@ fn check_items(items: &[NewItem]) -> Result<(), InvalidInput> {
     let mut sources = HashSet::new();
     for (index, item) in items.iter().enumerate() {
         let at = |problem: &str| InvalidInput::new(format!("Document at index {index}: {problem}"));
-        if item.source.trim().is_empty() {
-            return Err(at("a name is required"));
-        }
-        if item.source.len() > MAX_SOURCE_BYTES || item.source.chars().any(char::is_control) {
-            return Err(at(
-                "its name must have at most 1024 bytes and no control characters",
-            ));
-        }
+        check_source(&item.source).map_err(at)?;
         if !sources.insert(&item.source) {
             return Err(at("its name is that of an earlier document"));
         }
-        if item.partial && !item.kind.is_some_and(Kind::is_rows) {
+        if item.partial.is_some() && !item.kind.is_some_and(Kind::is_rows) {
             return Err(at("only JSONL and CSV can come in parts"));
         }
     }
     Ok(())
 }
 
-impl NewItem {
-    fn content(bytes: Vec<u8>, partial: bool) -> Content {
-        if partial {
-            Content::Part(bytes)
+impl ItemRecord {
+    fn content(&self, bytes: Vec<u8>) -> Content {
+        if self.partial {
+            Content::Part(bytes, self.earlier.clone())
         } else {
             Content::Memory(bytes)
         }

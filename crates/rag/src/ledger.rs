@@ -9,13 +9,14 @@ mod remote;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ragstone_core::model::ModelIdentity;
 use ragstone_core::records::{Applied, Expect, RecordChange, Records};
 use ragstone_core::store::StoreError;
 use sha2::{Digest, Sha256};
+use tokio::sync::Notify;
 
 pub use contract::{ChunkRequest, Embedded, EmbeddedChunk, EmbeddingRequest, SkippedChunk, embed_chunks};
 pub use remote::{ContractEmbedder, ContractSettings};
@@ -67,11 +68,63 @@ pub struct Entry {
 #[derive(Clone)]
 pub struct Ledger {
     records: Arc<dyn Records>,
+    in_flight: Arc<InFlight>,
+}
+
+/// Content that somebody is having embedded.
+#[derive(Default)]
+struct InFlight {
+    keys: Mutex<HashSet<LedgerKey>>,
+    released: Notify,
+}
+
+/// The right to have some content embedded, until it is dropped.
+struct Turn {
+    in_flight: Arc<InFlight>,
+    keys: Vec<LedgerKey>,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut held = self.in_flight.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        for key in &self.keys {
+            held.remove(key);
+        }
+        drop(held);
+        self.in_flight.released.notify_waiters();
+    }
 }
 
 impl Ledger {
     pub fn new(records: Arc<dyn Records>) -> Self {
-        Self { records }
+        Self {
+            records,
+            in_flight: Arc::default(),
+        }
+    }
+
+    /// Waits until nobody has any of this content embedded, then keeps others from doing so. What
+    /// they had embedded meanwhile is found in the ledger, so it is to be looked for again. All or
+    /// none are taken, so that no two wait for each other.
+    async fn turn(&self, keys: Vec<LedgerKey>) -> Turn {
+        loop {
+            let released = self.in_flight.released.notified();
+            tokio::pin!(released);
+            // From here on, whatever is released is heard of.
+            released.as_mut().enable();
+            {
+                let held = self.in_flight.keys.lock();
+                let mut held = held.unwrap_or_else(PoisonError::into_inner);
+                if keys.iter().all(|key| !held.contains(key)) {
+                    held.extend(keys.iter().cloned());
+                    return Turn {
+                        in_flight: Arc::clone(&self.in_flight),
+                        keys,
+                    };
+                }
+            }
+            released.await;
+        }
     }
 
     /// Those of the keys that have an entry.

@@ -37,8 +37,13 @@ impl Models {
         }
     }
 
+    /// The default model first, then the others by their ids.
     pub fn embedders(&self) -> impl Iterator<Item = &Arc<dyn Embedder>> {
-        self.embedders.values()
+        let others = self.embedders.iter();
+        let others = others.filter(|(id, _)| Some(*id) != self.default_id.as_ref());
+        self.default_embedder()
+            .into_iter()
+            .chain(others.map(|(_, embedder)| embedder))
     }
 
     pub fn default_embedder(&self) -> Option<&Arc<dyn Embedder>> {

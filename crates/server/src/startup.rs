@@ -5,7 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use ragstone_core::model::{Embedder, ModelIdentity, ModelInfo, Reranker};
+use async_trait::async_trait;
+use ragstone_core::model::{
+    EmbedInput, Embedder, Embedding, ModelError, ModelIdentity, ModelInfo, Reranker, Role,
+};
 use ragstone_core::records::Records;
 use ragstone_models::config::{EXAMPLE_CONFIG, EmbeddingsConfig, LocalEntry, ModelEntry, RemoteEntry};
 use ragstone_models::hub::{Hub, HubSettings, ModelSource};
@@ -193,8 +196,8 @@ pub(crate) fn hub() -> anyhow::Result<Hub> {
     Ok(Hub::new(HubSettings::from_env())?)
 }
 
-/// Where vectors are kept that an embedding service gives only once; without it, such a model cannot
-/// be used.
+/// Where vectors are kept that an embedding service gives only once; without it, such a model embeds
+/// nothing.
 pub(crate) type Keep = Option<Arc<dyn Records>>;
 
 /// Loads every configured model, or says which one cannot be loaded and why.
@@ -296,7 +299,6 @@ fn open_contract(
     let version = entry.version.clone().ok_or(
         "lacks 'version', which a model of an embedding service needs: the version the service answers with",
     )?;
-    let records = keep.ok_or("a model of an embedding service cannot be used without a store")?;
     let client = ContractClient::from_entry(&entry.provider, service, &config::process_env)
         .map_err(|error| error.to_string())?;
     let settings = ContractSettings {
@@ -314,11 +316,26 @@ fn open_contract(
             max_tokens: None,
         },
     };
-    Ok(Arc::new(ContractEmbedder::new(
-        client,
-        Ledger::new(records),
-        settings,
-    )))
+    Ok(match keep {
+        Some(records) => Arc::new(ContractEmbedder::new(client, Ledger::new(records), settings)),
+        None => Arc::new(WithoutStore(settings.info)),
+    })
+}
+
+/// A model of an embedding service where nothing is kept: it says what it is, and embeds nothing.
+struct WithoutStore(ModelInfo);
+
+#[async_trait]
+impl Embedder for WithoutStore {
+    fn info(&self) -> &ModelInfo {
+        &self.0
+    }
+
+    async fn embed(&self, _: Vec<EmbedInput>, _: Role) -> Result<Vec<Embedding>, ModelError> {
+        Err(ModelError::Failed(
+            "a model of an embedding service cannot be used without a store".into(),
+        ))
+    }
 }
 
 /// Loads a model into this process.

@@ -53,11 +53,17 @@ pub struct SkippedChunk {
     pub embedding_id: String,
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct ContractAnswer {
     pub embeddings: Vec<ChunkEmbedding>,
-    #[serde(default)]
-    pub skipped: Vec<SkippedChunk>,
+    /// The ids of chunks that were skipped.
+    pub skipped: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct RawAnswer {
+    embeddings: Vec<ChunkEmbedding>,
+    skipped: Option<Vec<SkippedChunk>>,
 }
 
 #[derive(Debug, Clone)]
@@ -93,12 +99,11 @@ impl ContractClient {
             });
         }
         let answer = self.0.call_json(Call::post("embeddings").json(request)).await?;
-        check(request, &answer).map_err(|reason| self.0.bad_answer(reason))?;
-        Ok(answer)
+        check(request, answer).map_err(|reason| self.0.bad_answer(reason))
     }
 }
 
-fn check(request: &ContractRequest, answer: &ContractAnswer) -> Result<(), String> {
+fn check(request: &ContractRequest, answer: RawAnswer) -> Result<ContractAnswer, String> {
     let mut open: HashMap<&str, &Chunk> = request
         .chunks
         .iter()
@@ -141,12 +146,22 @@ fn check(request: &ContractRequest, answer: &ContractAnswer) -> Result<(), Strin
             return Err("its embeddings are of more than one model".to_owned());
         }
     }
-    for skipped in &answer.skipped {
+    // The contract asks for no list of what was skipped: without one, that is what is not there.
+    let Some(listed) = answer.skipped else {
+        return Ok(ContractAnswer {
+            skipped: open.into_keys().map(str::to_owned).collect(),
+            embeddings: answer.embeddings,
+        });
+    };
+    for skipped in &listed {
         open.remove(skipped.chunk_id.as_str())
             .ok_or_else(|| format!("chunk '{}' was not sent, or comes twice", skipped.chunk_id))?;
     }
     match open.len() {
-        0 => Ok(()),
+        0 => Ok(ContractAnswer {
+            embeddings: answer.embeddings,
+            skipped: listed.into_iter().map(|skipped| skipped.chunk_id).collect(),
+        }),
         missing => Err(format!(
             "{missing} of {} chunks are missing",
             request.chunks.len()

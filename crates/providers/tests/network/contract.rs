@@ -61,7 +61,7 @@ async fn an_answer_that_breaks_the_contract_is_refused() {
         json!({"embeddings": [changed]})
     };
     for (answer, word) in [
-        (json!({"embeddings": []}), "missing"),
+        (json!({"embeddings": [], "skipped": []}), "missing"),
         (json!({"embeddings": [embedding("a"), embedding("a")]}), "twice"),
         (
             json!({"embeddings": [embedding("a"), embedding("z")]}),

@@ -164,9 +164,9 @@ impl Splitter {
             .unwrap_or_else(|| origin.fallback_title.clone());
         let part = Part {
             text: body,
-            section_id: origin.source.clone(),
+            section_id: anchor(&origin.source),
             section_path: Vec::new(),
-            chapter_id: origin.source.clone(),
+            chapter_id: anchor(&origin.source),
             blocks: Blocks::All(kind),
         };
         let mut chunks = Vec::new();
@@ -184,9 +184,9 @@ impl Splitter {
             let number = index + 1;
             let part = Part {
                 text: page,
-                section_id: format!("{}#page-{number}", origin.source),
+                section_id: format!("{}#page-{number}", anchor(&origin.source)),
                 section_path: vec![format!("Page {number}")],
-                chapter_id: origin.source.clone(),
+                chapter_id: anchor(&origin.source),
                 blocks: Blocks::All(DocType::Paragraph),
             };
             self.add_part(&mut chunks, origin, &title, &part);
@@ -339,28 +339,43 @@ struct Place {
 }
 
 /// Walks down and up the headings of a document.
-struct Places<'a> {
-    source: &'a str,
+struct Places {
+    /// See [`anchor`].
+    anchor: String,
     /// The outermost heading is the document's title, so that chapters begin below it.
     titled: bool,
     /// The headings that are open: level, text, section id.
     open: Vec<(usize, String, String)>,
+    /// Ids of sections, with the last number that was given out after each.
     taken: HashMap<String, usize>,
 }
 
-impl<'a> Places<'a> {
-    fn new(source: &'a str, titled: bool) -> Self {
+impl Places {
+    fn new(source: &str, titled: bool) -> Self {
         Self {
-            source,
+            anchor: anchor(source),
             titled,
             open: Vec::new(),
             taken: HashMap::new(),
         }
     }
 
+    /// The id that was wanted, or the first of `wanted-2`, `wanted-3`… that no section has. A heading
+    /// may itself read like one of these.
+    fn free(&mut self, wanted: String) -> String {
+        let mut id = wanted.clone();
+        while self.taken.contains_key(&id) {
+            let count = self.taken.entry(wanted.clone()).or_default();
+            *count += 1;
+            id = format!("{wanted}-{count}");
+        }
+        self.taken.insert(id.clone(), 1);
+        id
+    }
+
     fn enter(&mut self, section: &Section) -> Place {
         if section.level == 0 {
-            let id = self.source.to_owned();
+            let id = self.anchor.clone();
             return Place {
                 section_id: id.clone(),
                 path: Vec::new(),
@@ -383,15 +398,9 @@ impl<'a> Places<'a> {
             .next_back();
         let wanted = match parent {
             Some(parent) => format!("{parent}/{slug}"),
-            None => format!("{}#{slug}", self.source),
+            None => format!("{}#{slug}", self.anchor),
         };
-        let count = self.taken.entry(wanted.clone()).or_default();
-        *count += 1;
-        let id = if *count == 1 {
-            wanted
-        } else {
-            format!("{wanted}-{count}")
-        };
+        let id = self.free(wanted);
         self.open
             .push((section.level, section.heading.clone(), id.clone()));
         let chapter = self.open.get(usize::from(self.titled)).or(self.open.first());
@@ -400,6 +409,16 @@ impl<'a> Places<'a> {
             path: self.open.iter().map(|(_, heading, _)| heading.clone()).collect(),
             section_id: id,
         }
+    }
+}
+
+/// A source as the ids of its sections and chunks begin with it. What follows is set off by `#`, so
+/// that a file `a.md#b` is never taken for section `b` of `a.md`.
+pub(super) fn anchor(source: &str) -> String {
+    if source.contains('#') || source.contains("%2") {
+        source.replace('%', "%25").replace('#', "%23")
+    } else {
+        source.to_owned()
     }
 }
 

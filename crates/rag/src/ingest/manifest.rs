@@ -6,7 +6,7 @@
 
 use ragstone_core::collection::CollectionName;
 use ragstone_core::model::ModelIdentity;
-use ragstone_core::records::{Expect, RecordChange, Records};
+use ragstone_core::records::{Expect, RecordChange, RecordRange, Records};
 use ragstone_core::store::StoreError;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -14,17 +14,39 @@ use sha2::{Digest, Sha256};
 use super::chunk::hex;
 
 const KIND: &str = "ingested";
+const PAGE: usize = 1000;
 /// Raised when the same bytes would be split in another way.
-const SPLITTING: u32 = 2;
+const SPLITTING: u32 = 3;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Manifest {
+    /// Absent in what older versions wrote.
+    #[serde(default)]
+    pub(super) source: String,
+    /// Where the file is on the disk, as [`source_name`](super::walk::source_name) spells it; absent
+    /// for what was no file here.
+    #[serde(default)]
+    pub(super) origin: Option<String>,
     /// Of the bytes, and of everything that decides how they are split.
     pub(super) fingerprint: String,
     /// What made the vectors.
     pub(super) model: String,
     pub(super) chunks: u64,
     pub(super) documents: u64,
+}
+
+impl Manifest {
+    /// Of a source that is not ingested whole: nothing is the same as it.
+    pub(super) fn begun(source: &str, origin: Option<String>, model: &str) -> Self {
+        Self {
+            source: source.to_owned(),
+            origin,
+            fingerprint: String::new(),
+            model: model.to_owned(),
+            chunks: 0,
+            documents: 0,
+        }
+    }
 }
 
 pub(super) fn fingerprint(bytes_digest: &[u8], kind: &str, chunk_tokens: usize) -> String {
@@ -52,6 +74,30 @@ pub(super) async fn load(
     Ok(found
         .first()
         .and_then(|record| serde_json::from_slice(&record.value).ok()))
+}
+
+/// All of a collection.
+pub(super) async fn list(
+    records: &dyn Records,
+    collection: &CollectionName,
+) -> Result<Vec<Manifest>, StoreError> {
+    let mut manifests: Vec<Manifest> = Vec::new();
+    let mut range = RecordRange {
+        group: Some(collection.to_string()),
+        after: None,
+        limit: PAGE,
+    };
+    loop {
+        let page = records.list(KIND, range.clone()).await?;
+        range.after = page.last().map(|record| record.key.clone());
+        let read = page
+            .iter()
+            .filter_map(|record| serde_json::from_slice(&record.value).ok());
+        manifests.extend(read);
+        if page.len() < PAGE {
+            return Ok(manifests);
+        }
+    }
 }
 
 pub(super) fn put(collection: &CollectionName, source: &str, manifest: &Manifest) -> RecordChange {

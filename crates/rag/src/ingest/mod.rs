@@ -28,7 +28,8 @@ mod tests;
 
 pub use chunk::{Chunk, Splitter};
 pub use kind::{Kind, UNKNOWN_TYPE};
-pub use prepare::{Content, Input, chunks_of};
+pub use prepare::{Content, Earlier, FileRows, Input, ROWS_STAY, chunks_of};
+pub use prune::Ingested;
 pub use read::{IsolatedReader, ReadOptions, Unreadable};
 pub use report::{Progress, Report};
 pub use run::{IngestTarget, Ingestion, Prepared, chunk_tokens};

@@ -1,6 +1,6 @@
 //! What is to be done so that a collection has the chunks it should have.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use ragstone_core::collection::CollectionName;
 use ragstone_core::document::{DocumentId, Metadata};
@@ -33,13 +33,17 @@ pub struct Plan {
 
 impl Plan {
     /// Compares what should be there with what is. With `all_again`, what is the same is stored
-    /// anew too, because its vector is of another model.
-    pub fn new(chunks: Vec<Chunk>, mut existing: Existing, all_again: AllAgain) -> Self {
+    /// anew too, because its vector is of another model. An id that two of the chunks have is an error.
+    pub fn new(chunks: Vec<Chunk>, mut existing: Existing, all_again: AllAgain) -> Result<Self, DocumentId> {
         let mut plan = Self::default();
-        let staying: std::collections::HashSet<String> =
-            chunks.iter().map(|c| c.content_hash.clone()).collect();
+        let staying: HashSet<String> = chunks.iter().map(|c| c.content_hash.clone()).collect();
         let mut gone = Vec::new();
+        let mut planned = HashSet::with_capacity(chunks.len());
         for chunk in chunks {
+            // Of two chunks with one id the store would keep one and say nothing.
+            if !planned.insert(chunk.document.id.clone()) {
+                return Err(chunk.document.id);
+            }
             match existing.remove(&chunk.document.id) {
                 None => plan.store.push((Change::Added, chunk)),
                 Some(there) if there == chunk.document.metadata && all_again == AllAgain::No => {
@@ -60,7 +64,7 @@ impl Plan {
         gone.sort();
         gone.dedup();
         plan.gone = gone;
-        plan
+        Ok(plan)
     }
 
     pub fn counts(&self) -> ChunkCounts {

@@ -2,19 +2,22 @@
 
 mod rows;
 
+use std::collections::BTreeMap;
 use std::io::{Cursor, Read};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ragstone_core::collection::CollectionName;
 use ragstone_core::document::{DocumentId, Metadata};
 use ragstone_core::records::Records;
 use ragstone_core::store::{Store, StoreError};
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
+pub use self::rows::{FileRows, ROWS_STAY};
 use self::rows::{RowKeys, row_chunks};
 use super::chunk::{Chunk, Origin, Splitter};
 use super::kind::Kind;
@@ -23,10 +26,13 @@ use super::plan::{self, AllAgain, Change, Existing, Plan};
 use super::read::{self, ReadOptions, Unreadable};
 use super::report::{ChunkCounts, DocumentCounts, Progress};
 use super::rows::rows as read_rows;
+use super::walk::{is_gone, path_of, source_name};
 
 /// Something to be ingested.
 pub struct Input {
     pub source: String,
+    /// Where the file is, absolute, whatever it is called here; absent for what is no file.
+    pub origin: Option<PathBuf>,
     pub kind: Kind,
     pub content: Content,
 }
@@ -38,7 +44,16 @@ pub enum Content {
     /// Rows that arrive as they are made; what is not among them is not taken for gone.
     Stream(Box<dyn Read + Send>),
     /// Some of the rows of a source, the others being elsewhere.
-    Part(Vec<u8>),
+    Part(Vec<u8>, Earlier),
+}
+
+/// What a part of a file has to know of the parts before it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Earlier {
+    /// How many lines they have.
+    pub lines: u64,
+    /// Rows of this part that came before: what they are known by, and how often they came.
+    pub rows: BTreeMap<String, u32>,
 }
 
 impl Content {
@@ -46,7 +61,7 @@ impl Content {
     fn bytes(&self) -> u64 {
         match self {
             Self::File(path) => std::fs::metadata(path).map_or(0, |about| about.len()),
-            Self::Memory(bytes) | Self::Part(bytes) => bytes.len() as u64,
+            Self::Memory(bytes) | Self::Part(bytes, _) => bytes.len() as u64,
             Self::Stream(_) => 0,
         }
     }
@@ -146,7 +161,7 @@ pub fn chunks_of(
             read_file = std::fs::read(path).map_err(unreadable)?;
             &read_file
         }
-        Content::Memory(bytes) | Content::Part(bytes) => bytes,
+        Content::Memory(bytes) | Content::Part(bytes, _) => bytes,
         Content::Stream(_) => return Err(Unreadable::new("a stream cannot be looked at before it is read")),
     };
     if input.kind.is_rows() {
@@ -210,7 +225,7 @@ impl Preparation {
                 read::check_size(std::fs::metadata(&path)?.len(), &self.read)?;
                 std::fs::read(&path)?
             }
-            Content::Memory(bytes) | Content::Part(bytes) => bytes,
+            Content::Memory(bytes) | Content::Part(bytes, _) => bytes,
             Content::Stream(reader) => {
                 let mut bytes = Vec::new();
                 reader.take(self.read.max_bytes + 1).read_to_end(&mut bytes)?;
@@ -220,16 +235,21 @@ impl Preparation {
         let size = bytes.len() as u64;
         let fingerprint = self.fingerprint(&Sha256::digest(&bytes), input.kind);
         let before = self.before(&input.source)?;
+        before.check_origin(input.origin.as_deref())?;
+        let on_disk = input.origin.as_deref().map(source_name);
         if before.is_current(&fingerprint, &self.model) {
-            return Ok(self.send_unchanged(&input.source, &before, size)?);
+            return Ok(self.send_unchanged(&input.source, on_disk, before, size)?);
         }
         let text = read::read(input.kind, &bytes, &self.read)?;
         drop(bytes);
         let chunks = self.splitter.split(&origin(&input.source), &text);
         let existing = self.existing(&input.source, before.chunks)?;
         let total = chunks.len() as u64;
-        let plan = Plan::new(chunks, existing, before.all_again(&self.model));
+        let plan = Plan::new(chunks, existing, before.all_again(&self.model))
+            .map_err(|id| Unreadable::new(format!("two parts of it would be document '{id}'")))?;
         let manifest = Manifest {
+            source: input.source.clone(),
+            origin: on_disk,
             fingerprint,
             model: self.model.clone(),
             chunks: total,
@@ -266,8 +286,23 @@ impl Preparation {
         self.send(Step::Finish(Box::new(finish)))
     }
 
-    fn send_unchanged(&mut self, source: &str, before: &Before, bytes: u64) -> Result<(), Stop> {
+    fn send_unchanged(
+        &mut self,
+        source: &str,
+        origin: Option<String>,
+        before: Before,
+        bytes: u64,
+    ) -> Result<(), Stop> {
         let documents = before.manifest.as_ref().map_or(1, |manifest| manifest.documents);
+        // A checkout that was moved is at its new place from now on.
+        let moved = before
+            .manifest
+            .filter(|manifest| origin.is_some() && (manifest.origin != origin || manifest.source != source))
+            .map(|manifest| Manifest {
+                source: source.to_owned(),
+                origin,
+                ..manifest
+            });
         self.send(Step::Finish(Box::new(Finish {
             source: source.to_owned(),
             documents: DocumentCounts {
@@ -278,6 +313,7 @@ impl Preparation {
                 unchanged: before.chunks,
                 ..ChunkCounts::default()
             },
+            manifest: moved,
             bytes,
             ..Finish::default()
         })))
@@ -328,6 +364,32 @@ struct Before {
 }
 
 impl Before {
+    /// Two files must not take turns in replacing each other under one name. A file that is no longer
+    /// where it was gives its name to the one that is there now.
+    fn check_origin(&self, origin: Option<&Path>) -> Result<(), Unreadable> {
+        let known = self
+            .manifest
+            .as_ref()
+            .and_then(|manifest| manifest.origin.as_deref());
+        let (Some(known), Some(origin)) = (known.map(path_of), origin) else {
+            return Ok(());
+        };
+        if known == origin || is_gone(&known) {
+            return Ok(());
+        }
+        let same = |one: &Path, other: &Path| {
+            std::fs::canonicalize(one)
+                .is_ok_and(|one| std::fs::canonicalize(other).is_ok_and(|other| one == other))
+        };
+        if same(&known, origin) {
+            return Ok(());
+        }
+        Err(Unreadable::new(format!(
+            "it would replace what was ingested under the same name from {}; give --as NAME to keep them apart",
+            known.display()
+        )))
+    }
+
     fn is_current(&self, fingerprint: &str, model: &str) -> bool {
         self.manifest.as_ref().is_some_and(|manifest| {
             manifest.fingerprint == fingerprint && manifest.model == model && manifest.chunks == self.chunks

@@ -1,43 +1,58 @@
 //! Removing what vanished from where it was read.
 
+use std::path::PathBuf;
+
 use ragstone_core::collection::CollectionName;
 use ragstone_core::store::Selection;
 
-use super::chunk::keys;
 use super::manifest;
 use super::plan;
 use super::report::Progress;
 use super::run::Ingestion;
+use super::walk;
 use crate::error::ServiceError;
 
+/// What was ingested under one name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ingested {
+    pub source: String,
+    /// Where its file was; absent for what was no file of this machine.
+    pub origin: Option<PathBuf>,
+}
+
 impl Ingestion {
-    /// The sources that a collection has documents of.
-    pub async fn sources(&self, collection: &CollectionName) -> Result<Vec<String>, ServiceError> {
-        let values = self
-            .service
-            .store
-            .metadata_values(collection, keys::SOURCE)
-            .await?;
-        Ok(values
+    /// What was ingested into a collection, by name. What somebody added by hand is not among it.
+    pub async fn ingested(&self, collection: &CollectionName) -> Result<Vec<Ingested>, ServiceError> {
+        let manifests = manifest::list(self.records.as_ref(), collection).await?;
+        let mut ingested: Vec<Ingested> = manifests
             .into_iter()
-            .filter_map(|value| value.as_str().map(str::to_owned))
-            .collect())
+            .filter(|manifest| !manifest.source.is_empty())
+            .map(|manifest| Ingested {
+                origin: manifest.origin.as_deref().map(walk::path_of),
+                source: manifest.source,
+            })
+            .collect();
+        ingested.sort_by(|one, other| one.source.cmp(&other.source));
+        Ok(ingested)
     }
 
-    /// Removes all documents of a source.
+    /// Removes all documents that were made of a source. The vectors of their texts stay in the
+    /// ledger, where the same texts may need them again.
     pub async fn remove_source(
         &self,
         collection: &CollectionName,
         source: &str,
         progress: &Progress,
     ) -> Result<(), ServiceError> {
+        let before = manifest::load(self.records.as_ref(), collection, source).await?;
         let selection = Selection::Matching(plan::of_source(source));
         let removed = self.service.store.delete_documents(collection, selection).await?;
         self.records
             .apply(vec![manifest::remove(collection, source)])
             .await?;
+        let was_there = removed > 0 || before.is_some_and(|manifest| manifest.chunks == 0);
         progress.update(|report| {
-            report.documents.removed += 1;
+            report.documents.removed += u64::from(was_there);
             report.chunks.removed += removed;
         });
         Ok(())

@@ -10,6 +10,7 @@ mod isolated;
 mod pdf;
 
 pub use decode::decode;
+pub(super) use decode::{Utf16AsUtf8, decode_row};
 pub use isolated::{IsolatedReader, confined};
 
 use super::kind::Kind;

@@ -49,6 +49,9 @@ pub struct Report {
     pub errors: Vec<ItemError>,
     /// Errors that are not in the list.
     pub more_errors: u64,
+    /// What was done in part or not at all, and no document failed by.
+    #[serde(default)]
+    pub warnings: Vec<ItemError>,
 }
 
 impl Report {
@@ -61,6 +64,15 @@ impl Report {
             });
         } else {
             self.more_errors += 1;
+        }
+    }
+
+    pub fn warn(&mut self, source: impl Into<String>, warning: impl Into<String>) {
+        if self.warnings.len() < MAX_ERRORS {
+            self.warnings.push(ItemError {
+                source: source.into(),
+                error: warning.into(),
+            });
         }
     }
 
@@ -89,6 +101,9 @@ impl Report {
         self.tokens += other.tokens;
         self.bytes += other.bytes;
         self.more_errors += other.more_errors;
+        for warning in &other.warnings {
+            self.warn(&warning.source, &warning.error);
+        }
         for error in &other.errors {
             if self.errors.len() < MAX_ERRORS {
                 self.errors.push(error.clone());

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::io::{self, BufRead, BufReader, Read};
+use std::iter;
 use std::rc::Rc;
 
 use ragstone_core::document::Metadata;
@@ -9,6 +10,7 @@ use serde_json::Value;
 
 use super::kind::Kind;
 use super::outline::DocType;
+use super::read::{Utf16AsUtf8, decode_row};
 
 /// One document of such a file.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,6 +35,7 @@ pub type Rows = Box<dyn Iterator<Item = Result<Row, BadRow>>>;
 
 /// Reads rows of the given kind; blank lines are no rows.
 pub fn rows(kind: Kind, reader: impl Read + 'static, max_row_bytes: usize) -> Rows {
+    let reader = Utf16AsUtf8::new(reader);
     match kind {
         Kind::Csv => Box::new(CsvRows::new(reader, max_row_bytes)),
         _ => Box::new(JsonLines {
@@ -65,7 +68,7 @@ impl<R: Read> Iterator for JsonLines<R> {
                     } else {
                         0
                     };
-                    let line = String::from_utf8_lossy(&bytes[start..]);
+                    let line = decode_row(iter::once(&bytes[start..])).remove(0);
                     if !line.trim().is_empty() {
                         return Some(parse_json(&line).map_err(|problem| BadRow {
                             line: self.line,
@@ -147,14 +150,41 @@ struct CsvRows<R> {
     read_since_row: Rc<Cell<usize>>,
     header: Option<csv::StringRecord>,
     record: csv::ByteRecord,
+    /// Whether the file ended between quotes.
+    unclosed: Rc<Cell<bool>>,
     ended: bool,
 }
 
-/// A quote that is never closed would make one row of the whole rest: this ends it.
+/// A quote that is never closed would make one row of the whole rest: this ends it, and notices it.
 struct RowBound<R> {
     inner: BufReader<R>,
     read: Rc<Cell<usize>>,
     limit: usize,
+    delimiter: u8,
+    quoting: Quoting,
+    unclosed: Rc<Cell<bool>>,
+}
+
+/// Where in a cell a reader of CSV is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Quoting {
+    Before,
+    Plain,
+    Quoted,
+    /// After a quote that ends the cell, or begins a pair that stands for one.
+    AfterQuote,
+}
+
+impl Quoting {
+    fn after(self, byte: u8, delimiter: u8) -> Self {
+        match (self, byte) {
+            (Self::Quoted, b'"') => Self::AfterQuote,
+            (Self::Quoted, _) | (Self::Before | Self::AfterQuote, b'"') => Self::Quoted,
+            (_, b'\n' | b'\r') => Self::Before,
+            (_, byte) if byte == delimiter => Self::Before,
+            _ => Self::Plain,
+        }
+    }
 }
 
 impl<R: Read> Read for RowBound<R> {
@@ -164,6 +194,11 @@ impl<R: Read> Read for RowBound<R> {
         }
         let count = self.inner.read(buffer)?;
         self.read.set(self.read.get() + count);
+        self.quoting = buffer[..count]
+            .iter()
+            .fold(self.quoting, |quoting, byte| quoting.after(*byte, self.delimiter));
+        self.unclosed
+            .set(count == 0 && !buffer.is_empty() && self.quoting == Quoting::Quoted);
         Ok(count)
     }
 }
@@ -173,10 +208,14 @@ impl<R: Read> CsvRows<R> {
         let mut inner = BufReader::new(reader);
         let delimiter = inner.fill_buf().map_or(b',', guess_delimiter);
         let read = Rc::new(Cell::new(0));
+        let unclosed = Rc::new(Cell::new(false));
         let bound = RowBound {
             inner,
             read: Rc::clone(&read),
             limit: max_row_bytes,
+            delimiter,
+            quoting: Quoting::Before,
+            unclosed: Rc::clone(&unclosed),
         };
         let reader = csv::ReaderBuilder::new()
             .delimiter(delimiter)
@@ -187,6 +226,7 @@ impl<R: Read> CsvRows<R> {
             read_since_row: read,
             header: None,
             record: csv::ByteRecord::new(),
+            unclosed,
             ended: false,
         }
     }
@@ -213,7 +253,7 @@ impl<R: Read> Iterator for CsvRows<R> {
         self.read_since_row.set(0);
         if self.header.is_none() {
             match self.reader.byte_headers() {
-                Ok(header) => self.header = Some(csv::StringRecord::from_byte_record_lossy(header.clone())),
+                Ok(header) => self.header = Some(decode_row(header.iter()).into()),
                 Err(error) => {
                     self.ended = true;
                     return Some(Err(BadRow {
@@ -227,7 +267,13 @@ impl<R: Read> Iterator for CsvRows<R> {
             Ok(true) => {
                 let line = self.record.position().map_or(line, csv::Position::line);
                 let header = self.header.as_ref()?;
-                let row = csv::StringRecord::from_byte_record_lossy(self.record.clone());
+                if self.unclosed.get() {
+                    return Some(Err(BadRow {
+                        line,
+                        problem: "a quote in it is never closed".to_owned(),
+                    }));
+                }
+                let row = decode_row(self.record.iter()).into();
                 Some(parse_csv(header, &row).map_err(|problem| BadRow { line, problem }))
             }
             Ok(false) => {
@@ -374,6 +420,26 @@ mod tests {
                 .unwrap_err()
                 .problem
                 .contains("more than 10000 bytes")
+        );
+    }
+
+    #[test]
+    fn rows_of_other_encodings_are_read_and_open_quotes_are_errors() {
+        let rows = read(Kind::Csv, b"id,text\n1,caf\xe9\n", 1000);
+        assert_eq!(rows[0].clone().unwrap().text, "caf\u{e9}");
+        let line = "{\"text\":\"h\u{e9}\"}\n".encode_utf16();
+        let utf16: Vec<u8> = [0xff, 0xfe]
+            .into_iter()
+            .chain(line.flat_map(u16::to_le_bytes))
+            .collect();
+        assert_eq!(
+            read(Kind::JsonLines, &utf16, 1000)[0].clone().unwrap().text,
+            "h\u{e9}"
+        );
+        let rows = read(Kind::Csv, b"id,text\n1,a\n2,\"b\n3,c\n", 1000);
+        assert_eq!(
+            rows[1].clone().unwrap_err().to_string(),
+            "line 3: a quote in it is never closed"
         );
     }
 }

@@ -8,20 +8,22 @@
 //! Dropping the run at any moment leaves a consistent collection: a batch is stored in one
 //! transaction, and a source's manifest is written only after all of its chunks.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ragstone_core::collection::{Collection, CollectionName};
 use ragstone_core::document::DocumentId;
+use ragstone_core::filter::{Filter, Scalar, Test};
 use ragstone_core::model::{Embedder, Embedding, ModelError, ModelIdentity};
 use ragstone_core::records::Records;
-use ragstone_core::store::{DocumentBatch, Selection, StoredDocument};
+use ragstone_core::store::{DocumentBatch, Page, Selection, StoreError, StoredDocument};
+use serde_json::Value;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-use super::chunk::{Chunk, Splitter};
+use super::chunk::{Chunk, Splitter, keys};
 use super::embed::embed;
 use super::manifest;
 use super::plan::Change;
@@ -44,6 +46,9 @@ const LINGER: Duration = Duration::from_millis(20);
 const STEPS_AHEAD: usize = 512;
 /// Batches that are with the model or wait to be stored.
 const BATCHES_AHEAD: usize = 2;
+
+/// Whether content is used elsewhere is asked of no more collections than this.
+const MAX_LOOKED_INTO: usize = 64;
 
 /// Where to ingest into, and how.
 #[derive(Clone)]
@@ -419,16 +424,11 @@ impl Work {
         refused: &HashSet<String>,
     ) -> Result<(), ServiceError> {
         let mut remove = Vec::new();
-        let mut gone = Vec::new();
+        let mut gone = BTreeSet::new();
         let mut notes = Vec::new();
         for finish in &finishes {
             remove.extend(finish.remove.iter().cloned());
-            gone.extend(
-                finish
-                    .gone
-                    .iter()
-                    .map(|hash| LedgerKey::new(Scope::Ingestion, hash, &self.model)),
-            );
+            gone.extend(finish.gone.iter().cloned());
             if let Some(note) = finish
                 .manifest
                 .as_ref()
@@ -443,8 +443,7 @@ impl Work {
                 .delete_documents(&self.collection, Selection::Ids(remove))
                 .await?;
         }
-        // A vector says much about the text it was made of: it goes with the text.
-        self.ledger.forget(gone).await?;
+        self.forget_unused(gone).await?;
         if !notes.is_empty() {
             self.records.apply(notes).await?;
         }
@@ -467,11 +466,71 @@ impl Work {
     }
 }
 
+impl Work {
+    /// A vector says much about the text it was made of: it goes with the last document that has the
+    /// text, in whatever collection. Where that cannot be found out (a process that only writes holds
+    /// no index of contents) or would take long, it stays.
+    async fn forget_unused(&self, mut hashes: BTreeSet<String>) -> Result<(), ServiceError> {
+        if hashes.is_empty() {
+            return Ok(());
+        }
+        let collections = self.service.store.collections().await?;
+        if collections.len() > MAX_LOOKED_INTO {
+            return Ok(());
+        }
+        for collection in collections {
+            match self.drop_used(&collection.name, &mut hashes).await {
+                // Gone meanwhile, and what it had with it.
+                Ok(()) | Err(StoreError::CollectionNotFound(_)) => {}
+                Err(StoreError::Unsupported(_)) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let keys = hashes
+            .iter()
+            .map(|hash| LedgerKey::new(Scope::Ingestion, hash, &self.model));
+        Ok(self.ledger.forget(keys.collect()).await?)
+    }
+
+    /// Leaves the hashes of contents that no document of the collection has.
+    async fn drop_used(
+        &self,
+        collection: &CollectionName,
+        hashes: &mut BTreeSet<String>,
+    ) -> Result<(), StoreError> {
+        while !hashes.is_empty() {
+            let filter = Filter::Field {
+                name: keys::CONTENT_HASH.to_owned(),
+                test: Test::OneOf(
+                    hashes
+                        .iter()
+                        .map(|hash| Scalar::Text(hash.as_str().into()))
+                        .collect(),
+                ),
+            };
+            let page = Page {
+                limit: hashes.len(),
+                offset: 0,
+            };
+            let found = self.service.store.documents(collection, &filter, page).await?;
+            for document in &found.documents {
+                if let Some(hash) = document.metadata.get(keys::CONTENT_HASH).and_then(Value::as_str) {
+                    hashes.remove(hash);
+                }
+            }
+            if found.documents.len() as u64 >= found.total {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
 fn source_of(chunk: &Chunk) -> Option<String> {
     chunk
         .document
         .metadata
-        .get(super::chunk::keys::SOURCE)
+        .get(keys::SOURCE)
         .and_then(|s| s.as_str())
         .map(str::to_owned)
 }

@@ -1,12 +1,14 @@
 //! From what was typed to the files that are meant.
 
 use std::collections::HashSet;
+use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
 
 use globset::{GlobBuilder, GlobMatcher, GlobSet, GlobSetBuilder};
 use ragstone_core::error::InvalidInput;
 use walkdir::WalkDir;
 
+use super::chunk::hex;
 use super::kind::Kind;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,6 +16,8 @@ pub struct FoundFile {
     pub path: PathBuf,
     /// The path as it was typed, tidied: what the documents are known by.
     pub source: String,
+    /// Where it is on the disk, absolute: the real path of what was typed, and what is below it.
+    pub origin: PathBuf,
     /// `None` where the name says that it is not text.
     pub kind: Option<Kind>,
     pub bytes: u64,
@@ -26,6 +30,33 @@ pub struct Found {
     pub files: Vec<FoundFile>,
     /// What could not be looked into, and why.
     pub problems: Vec<(String, String)>,
+    /// What was looked into from end to end: whatever is not there is gone.
+    pub covered: Vec<Covered>,
+}
+
+/// A path or pattern as typed, and where it is.
+#[derive(Debug, Clone)]
+pub struct Covered {
+    root: Root,
+    on_disk: PathBuf,
+}
+
+impl Covered {
+    /// Whether a file of an earlier run stood here, by where it was.
+    pub fn covers(&self, origin: &Path) -> bool {
+        let Ok(below) = origin.strip_prefix(&self.on_disk) else {
+            return false;
+        };
+        match &self.root {
+            Root::Path(_) => true,
+            Root::Glob { base, matcher, .. } => matcher.is_match(source_name(&base.join(below))),
+        }
+    }
+
+    /// The same by the name it was given, where no more is known.
+    pub fn covers_name(&self, source: &str) -> bool {
+        self.root.covers(source)
+    }
 }
 
 /// Paths and patterns as typed, and which of the files under them are wanted.
@@ -35,6 +66,7 @@ pub struct Selection {
     exclude: GlobSet,
 }
 
+#[derive(Debug, Clone)]
 enum Root {
     Path(PathBuf),
     Glob {
@@ -65,44 +97,48 @@ impl Selection {
         let mut seen = HashSet::new();
         for root in &self.roots {
             let before = found.files.len();
-            match root {
-                Root::Path(path) => self.walk(path, None, &mut seen, &mut found),
-                Root::Glob {
-                    pattern,
-                    base,
-                    matcher,
-                } => {
-                    self.walk(base, Some(matcher), &mut seen, &mut found);
-                    if found.files.len() == before {
-                        tracing::warn!(pattern, "no file matches");
-                    }
-                }
+            let (base, matcher) = match root {
+                Root::Path(path) => (path, None),
+                Root::Glob { base, matcher, .. } => (base, Some(matcher)),
+            };
+            let covered = self.walk(base, matcher, &mut seen, &mut found);
+            found.covered.extend(covered.map(|on_disk| Covered {
+                root: root.clone(),
+                on_disk,
+            }));
+            if let Root::Glob { pattern, .. } = root
+                && found.files.len() == before
+            {
+                tracing::warn!(pattern, "no file matches");
             }
         }
         found
     }
 
+    /// Gives where the base is, unless some of what is below it could not be looked into.
     fn walk(
         &self,
         base: &Path,
         matcher: Option<&GlobMatcher>,
         seen: &mut HashSet<PathBuf>,
         found: &mut Found,
-    ) {
+    ) -> Option<PathBuf> {
         let start = if base.as_os_str().is_empty() {
             Path::new(".")
         } else {
             base
         };
-        let named = match std::fs::metadata(start) {
-            Ok(about) => about.is_file() && matcher.is_none(),
+        let looked_at = std::fs::metadata(start).and_then(|about| Ok((about, on_disk(start)?)));
+        let (named, on_disk) = match looked_at {
+            Ok((about, on_disk)) => (about.is_file() && matcher.is_none(), on_disk),
             // A pattern under a folder that is not there matches nothing, as any other pattern may.
-            Err(_) if matcher.is_some() => return,
+            Err(error) if matcher.is_some() && error.kind() == ErrorKind::NotFound => return None,
             Err(error) => {
                 found.problems.push((source_name(start), error.to_string()));
-                return;
+                return None;
             }
         };
+        let mut complete = true;
         let wanted = |source: &str| {
             matcher.is_none_or(|matcher| matcher.is_match(source)) && (named || self.wants(source))
         };
@@ -129,6 +165,9 @@ impl Selection {
                         .io_error()
                         .map_or_else(|| error.to_string(), ToString::to_string);
                     found.problems.push((path, problem));
+                    // Nothing is hidden behind a link that leads nowhere.
+                    let no_target = error.io_error().is_some_and(|e| e.kind() == ErrorKind::NotFound);
+                    complete &= is_link && no_target;
                     continue;
                 }
             };
@@ -139,38 +178,26 @@ impl Selection {
             if !wanted(&source) || !std::fs::canonicalize(entry.path()).is_ok_and(|path| seen.insert(path)) {
                 continue;
             }
+            let origin = match entry.path().strip_prefix(start) {
+                Ok(below) if !below.as_os_str().is_empty() => on_disk.join(below),
+                _ => on_disk.clone(),
+            };
             found.files.push(FoundFile {
                 kind: Kind::of_path(entry.path()),
+                origin,
                 bytes: entry.metadata().map_or(0, |about| about.len()),
                 path: entry.into_path(),
                 source,
                 named,
             });
         }
+        complete.then_some(on_disk)
     }
 
     fn wants(&self, source: &str) -> bool {
         let name = source.rsplit('/').next().unwrap_or(source);
         let any = |set: &GlobSet| set.is_match(source) || set.is_match(name);
         self.include.as_ref().is_none_or(any) && !any(&self.exclude)
-    }
-
-    /// Whether a source of an earlier run stood under these paths.
-    pub fn covers(&self, source: &str) -> bool {
-        self.roots.iter().any(|root| match root {
-            Root::Path(path) => {
-                let base = source_name(path);
-                let below = |rest: &str| rest.is_empty() || rest.starts_with('/');
-                if base == "." {
-                    !source.starts_with('/') && !source.starts_with("../")
-                } else {
-                    source
-                        .strip_prefix(&base)
-                        .is_some_and(|rest| base.ends_with('/') || below(rest))
-                }
-            }
-            Root::Glob { matcher, .. } => matcher.is_match(source),
-        })
     }
 }
 
@@ -191,6 +218,42 @@ impl Root {
             matcher: glob(&pattern)?.compile_matcher(),
         })
     }
+
+    /// Whether a source of an earlier run stood here, by its name.
+    fn covers(&self, source: &str) -> bool {
+        match self {
+            Self::Path(path) => {
+                let base = source_name(path);
+                let below = |rest: &str| rest.is_empty() || rest.starts_with('/');
+                if base == "." {
+                    !source.starts_with('/') && !source.starts_with("../")
+                } else {
+                    source
+                        .strip_prefix(&base)
+                        .is_some_and(|rest| base.ends_with('/') || below(rest))
+                }
+            }
+            Self::Glob { matcher, .. } => matcher.is_match(source),
+        }
+    }
+}
+
+/// The real path of a folder, or of the folder that a file is in with the file's name: a link to a
+/// file is where the link is.
+fn on_disk(path: &Path) -> std::io::Result<PathBuf> {
+    match path.file_name() {
+        Some(name) if !path.is_dir() => {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            Ok(std::fs::canonicalize(folder.unwrap_or(Path::new(".")))?.join(name))
+        }
+        _ => std::fs::canonicalize(path),
+    }
+}
+
+/// Certainly no longer there. What cannot be looked at may still be.
+pub fn is_gone(path: &Path) -> bool {
+    std::fs::metadata(path)
+        .is_err_and(|error| matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory))
 }
 
 fn glob(pattern: &str) -> Result<globset::Glob, InvalidInput> {
@@ -216,7 +279,8 @@ fn globs(patterns: &[String]) -> Result<GlobSet, InvalidInput> {
         .map_err(|error| InvalidInput::new(format!("the file patterns are too many or too large: {error}")))
 }
 
-/// `./a//b/../c` is `a/c`, and separators are those of Unix everywhere.
+/// `./a//b/../c` is `a/c`, and separators are those of Unix everywhere. Bytes that are no text are
+/// spelled as a replacement character and two digits, and [`path_of`] finds the way back.
 pub fn source_name(path: &Path) -> String {
     let mut parts: Vec<String> = Vec::new();
     let mut root = String::new();
@@ -229,11 +293,56 @@ pub fn source_name(path: &Path) -> String {
             Component::ParentDir => parts.push("..".to_owned()),
             Component::RootDir => root.push('/'),
             Component::Prefix(prefix) => root.push_str(&prefix.as_os_str().to_string_lossy()),
-            Component::Normal(name) => parts.push(name.to_string_lossy().into_owned()),
+            Component::Normal(name) => parts.push(spelled(name.as_encoded_bytes())),
         }
     }
     let name = format!("{root}{}", parts.join("/"));
     if name.is_empty() { ".".to_owned() } else { name }
+}
+
+const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
+
+fn spelled(name: &[u8]) -> String {
+    let mut text = String::with_capacity(name.len());
+    let escape = |text: &mut String, bytes: &[u8]| {
+        for byte in bytes {
+            text.push(REPLACEMENT);
+            text.push_str(&hex(&[*byte]));
+        }
+    };
+    for chunk in name.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            match c {
+                // One that is really in the name must not be taken for an escape.
+                REPLACEMENT => escape(&mut text, REPLACEMENT.encode_utf8(&mut [0; 4]).as_bytes()),
+                _ => text.push(c),
+            }
+        }
+        escape(&mut text, chunk.invalid());
+    }
+    text
+}
+
+/// The path that [`source_name`] made a name of.
+pub fn path_of(source: &str) -> PathBuf {
+    #[cfg(unix)]
+    if source.contains(REPLACEMENT) {
+        use std::os::unix::ffi::OsStringExt;
+        let mut parts = source.split(REPLACEMENT);
+        let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
+        for part in parts {
+            let escaped = part.get(..2).and_then(|two| u8::from_str_radix(two, 16).ok());
+            match escaped {
+                Some(byte) => {
+                    bytes.push(byte);
+                    bytes.extend(part[2..].bytes());
+                }
+                None => bytes.extend(format!("{REPLACEMENT}{part}").bytes()),
+            }
+        }
+        return std::ffi::OsString::from_vec(bytes).into();
+    }
+    PathBuf::from(source)
 }
 
 #[cfg(test)]
@@ -323,11 +432,7 @@ mod tests {
         assert_eq!(source_name(Path::new("./a//b/../c.md")), "a/c.md");
         assert_eq!(source_name(Path::new("../x/../../y")), "../../y");
         assert_eq!(source_name(Path::new("./")), ".");
-        let covers = |root: &str, source: &str| {
-            Selection::new(&[root.to_owned()], &[], &[])
-                .unwrap()
-                .covers(source)
-        };
+        let covers = |root: &str, source: &str| Root::parse(root).unwrap().covers(source);
         assert!(covers("docs/", "docs/a.md") && covers("docs", "docs") && !covers("docs", "docs2/a.md"));
         assert!(covers(".", "docs/a.md") && !covers(".", "/docs/a.md") && !covers(".", "../a.md"));
         assert!(covers("docs/**/*.md", "docs/x/a.md") && !covers("docs/**/*.md", "docs/a.txt"));

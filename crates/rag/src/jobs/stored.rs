@@ -6,7 +6,7 @@ use ragstone_core::records::{Expect, Millis, Record, RecordChange};
 use serde::{Deserialize, Serialize};
 
 use super::{NewItem, NewJob};
-use crate::ingest::{Kind, Report};
+use crate::ingest::{Earlier, Kind, Report};
 
 pub(super) const KIND: &str = "job";
 pub(super) const PART_KIND: &str = "job-part";
@@ -80,6 +80,9 @@ pub(super) struct ItemRecord {
     pub(super) bytes: u64,
     pub(super) parts: usize,
     pub(super) partial: bool,
+    /// Absent in what older versions wrote.
+    #[serde(default)]
+    pub(super) earlier: Earlier,
 }
 
 impl ItemRecord {
@@ -89,7 +92,8 @@ impl ItemRecord {
             kind: item.kind,
             bytes: item.bytes.len() as u64,
             parts,
-            partial: item.partial,
+            partial: item.partial.is_some(),
+            earlier: item.partial.clone().unwrap_or_default(),
         }
     }
 }

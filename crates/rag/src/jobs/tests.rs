@@ -64,7 +64,7 @@ fn new_job(items: Vec<(&str, Vec<u8>)>) -> NewJob {
         source: source.to_owned(),
         kind: Kind::of_path(std::path::Path::new(source)),
         bytes,
-        partial: false,
+        partial: None,
     });
     NewJob {
         collection: CollectionName::parse("c").unwrap(),
@@ -349,7 +349,7 @@ async fn what_cannot_be_a_job_is_refused() {
         "Document at index 1: its name is that of an earlier document"
     );
     let mut part = new_job(vec![("a.txt", vec![])]);
-    part.items[0].partial = true;
+    part.items[0].partial = Some(Earlier::default());
     assert_eq!(
         refused(part).await,
         "Document at index 0: only JSONL and CSV can come in parts"

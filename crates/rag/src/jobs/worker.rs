@@ -11,7 +11,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 
 use super::stored::{JobRecord, KIND, PART_KIND, Stored};
-use super::{JobState, Jobs, NewItem, Running, now};
+use super::{JobState, Jobs, Running, now};
 use crate::error::ServiceError;
 use crate::ingest::{IngestTarget, Input, Progress, UNKNOWN_TYPE};
 
@@ -298,8 +298,9 @@ async fn ingest_group(
             }
             let input = Input {
                 source: item.source.clone(),
+                origin: None,
                 kind,
-                content: NewItem::content(bytes, item.partial),
+                content: item.content(bytes),
             };
             if sender.send(input).await.is_err() {
                 break;

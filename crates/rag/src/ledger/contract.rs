@@ -103,7 +103,11 @@ pub async fn embed_chunks(
         .collect();
 
     let keys: Vec<LedgerKey> = chunks.iter().map(|chunk| chunk.key.clone()).collect();
-    let known = ledger.find(&keys).await?;
+    let mut known = ledger.find(&keys).await?;
+    let unknown: Vec<LedgerKey> = keys.into_iter().filter(|key| !known.contains_key(key)).collect();
+    // Held until what is new is in the ledger, where others who wait for it find it.
+    let _turn = ledger.turn(unknown.clone()).await;
+    known.extend(ledger.find(&unknown).await?);
     let mut known: HashMap<LedgerKey, String> = known
         .into_iter()
         .map(|(key, entry)| (key, entry.embedding_id))

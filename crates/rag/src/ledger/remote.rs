@@ -107,11 +107,7 @@ impl ContractEmbedder {
             })
             .collect();
         self.ledger.record(entries).await.map_err(ledger_failed)?;
-        Ok(answer
-            .skipped
-            .into_iter()
-            .map(|skipped| skipped.chunk_id)
-            .collect())
+        Ok(answer.skipped)
     }
 
     /// Another version makes other vectors, which must not be mixed with those that are there.
@@ -155,6 +151,14 @@ impl Embedder for ContractEmbedder {
         }
         let keys: Vec<LedgerKey> = texts.iter().map(|(key, _)| key.clone()).collect();
         let mut known = self.ledger.find(&keys).await.map_err(ledger_failed)?;
+        let unknown: Vec<LedgerKey> = keys
+            .iter()
+            .filter(|key| !known.contains_key(key))
+            .cloned()
+            .collect();
+        // Held until the answer is in the ledger, where others who wait for it find it.
+        let _turn = self.ledger.turn(unknown.clone()).await;
+        known.extend(self.ledger.find(&unknown).await.map_err(ledger_failed)?);
         let mut new: Vec<(LedgerKey, String)> = texts
             .into_iter()
             .filter(|(key, _)| !known.contains_key(key))

@@ -36,7 +36,8 @@ fn ledger(parts: &Parts) -> Ledger {
 
 #[tokio::test]
 async fn concurrent_requests_for_the_same_content_embed_it_for_one_of_them() {
-    let parts = parts(Models::new(vec![WordEmbedder::new("words")], None));
+    let model = WordEmbedder::new("words");
+    let parts = parts(Models::new(vec![model.clone()], None));
     let (models, ledger) = (&parts.service.models, ledger(&parts));
     let asks = (0..32).map(|n| {
         let chunks = (0..8)
@@ -45,6 +46,7 @@ async fn concurrent_requests_for_the_same_content_embed_it_for_one_of_them() {
         embed_chunks(models, &ledger, request("kb", chunks))
     });
     let answers = futures::future::try_join_all(asks).await.unwrap();
+    assert_eq!(model.calls(), 1, "the others wait for the first");
     for hash in 0..8 {
         let embedded: Vec<&EmbeddedChunk> = answers
             .iter()

@@ -19,11 +19,12 @@ use ragstone_core::model::Embedder;
 use ragstone_core::store::{MetadataUpdate, StoreError};
 use ragstone_rag::ingest::chunk::keys;
 use ragstone_rag::ingest::size::TokenSizer;
-use ragstone_rag::ingest::walk::{Found, FoundFile, Selection};
+use ragstone_rag::ingest::walk::{Found, FoundFile, Selection, is_gone};
 use ragstone_rag::ingest::{
     Content, IngestTarget, Ingestion, Input, IsolatedReader, Kind, Progress, ReadOptions, Splitter,
     UNKNOWN_TYPE, chunk_tokens, chunks_of,
 };
+use ragstone_rag::jobs::check_source;
 use ragstone_rag::{Models, Service};
 use ragstone_store::Held;
 use serde_json::{Value, json};
@@ -57,9 +58,14 @@ pub struct IngestArgs {
     /// Send the documents to this server instead of opening the data directory
     #[arg(long, value_name = "URL", env = "RAGSTONE_URL", value_parser = server_url)]
     url: Option<String>,
-    /// Remove documents whose files are gone from the given paths
+    /// Remove documents whose files are gone from the given paths. Through a server, files are known
+    /// by their names alone: what another folder brought under the same names is taken for this one's
     #[arg(long)]
     prune: bool,
+    /// Put this before the names that documents are known by, so that two folders with files of the
+    /// same names fit into one collection
+    #[arg(long = "as", value_name = "NAME")]
+    prefix: Option<String>,
     /// Show the chunks; store nothing
     #[arg(long)]
     dry_run: bool,
@@ -106,14 +112,31 @@ pub fn run(args: &IngestArgs) -> anyhow::Result<()> {
     if args.prune && files.is_empty() {
         wrong_arguments("--prune needs paths: what is not in standard input is not taken for gone");
     }
+    if let Some(Err(problem)) = args.prefix.as_deref().map(check_source) {
+        wrong_arguments(format!("--as: {problem}"));
+    }
     let selection =
         Selection::new(&files, &args.include, &args.exclude).unwrap_or_else(|error| wrong_arguments(error));
-    let found = selection.find();
+    let mut found = selection.find();
+    for file in &mut found.files {
+        file.source = args.known_as(&file.source);
+    }
+    if args.prune && found.covered.len() < files.len() {
+        tracing::warn!("what could not be looked into from end to end is not taken for gone");
+    }
     match &args.url {
-        Some(url) if !args.dry_run => {
-            block_on(remote::ingest(args, url.clone(), &collection, &selection, found))
+        Some(url) if !args.dry_run => block_on(remote::ingest(args, url.clone(), &collection, found)),
+        _ => block_on(ingest_here(args, collection, found)),
+    }
+}
+
+impl IngestArgs {
+    /// What documents of a file are known by.
+    fn known_as(&self, name: &str) -> String {
+        match &self.prefix {
+            Some(prefix) => format!("{}/{name}", prefix.trim_end_matches('/')),
+            None => name.to_owned(),
         }
-        _ => block_on(ingest_here(args, collection, &selection, found)),
     }
 }
 
@@ -173,12 +196,7 @@ pub fn read_options() -> ReadOptions {
     }
 }
 
-async fn ingest_here(
-    args: &IngestArgs,
-    collection: CollectionName,
-    selection: &Selection,
-    found: Found,
-) -> anyhow::Result<()> {
+async fn ingest_here(args: &IngestArgs, collection: CollectionName, mut found: Found) -> anyhow::Result<()> {
     let settings = settings(args)?;
     // The store first: whether it can be had is known at once, a model takes a while.
     let store = if args.dry_run {
@@ -210,11 +228,19 @@ async fn ingest_here(
     let shown = show::Shown::start(Arc::clone(&progress), total, args.json);
     let work = async {
         let prepared = ingestion.check(&target).await?;
+        let covered = std::mem::take(&mut found.covered);
         let inputs = feed(args, found, &progress);
         ingestion.run(prepared, inputs, Arc::clone(&progress)).await?;
         if args.prune {
-            for source in vanished(ingestion.sources(&collection).await?, selection) {
-                ingestion.remove_source(&collection, &source, &progress).await?;
+            for ingested in ingestion.ingested(&collection).await? {
+                let vanished = ingested.origin.is_some_and(|origin| {
+                    covered.iter().any(|covered| covered.covers(&origin)) && is_gone(&origin)
+                });
+                if vanished {
+                    ingestion
+                        .remove_source(&collection, &ingested.source, &progress)
+                        .await?;
+                }
             }
         }
         anyhow::Ok(())
@@ -321,14 +347,6 @@ fn is_empty(collection: &Collection) -> bool {
     collection.count == 0
 }
 
-/// Sources under the given paths whose files are no longer there.
-fn vanished(sources: Vec<String>, selection: &Selection) -> Vec<String> {
-    sources
-        .into_iter()
-        .filter(|source| selection.covers(source) && !std::path::Path::new(source).exists())
-        .collect()
-}
-
 /// Hands over what was found, one after the other, as fast as it is taken.
 fn feed(args: &IngestArgs, found: Found, progress: &Arc<Progress>) -> mpsc::Receiver<Input> {
     let (sender, inputs) = mpsc::channel(16);
@@ -336,12 +354,13 @@ fn feed(args: &IngestArgs, found: Found, progress: &Arc<Progress>) -> mpsc::Rece
         .paths
         .iter()
         .any(|path| path == STDIN)
-        .then(|| args.source.clone());
+        .then(|| args.known_as(&args.source));
     note_problems(&found, progress);
     let progress = Arc::clone(progress);
     std::thread::spawn(move || {
         let stdin = stdin.map(|source| Input {
             source,
+            origin: None,
             kind: Kind::JsonLines,
             content: Content::Stream(Box::new(std::io::stdin())),
         });
@@ -368,6 +387,7 @@ fn to_input(file: FoundFile, progress: &Progress) -> Option<Input> {
     match file.kind {
         Some(kind) => Some(Input {
             source: file.source,
+            origin: Some(file.origin),
             kind,
             content: Content::File(file.path),
         }),
@@ -404,7 +424,8 @@ fn dry_run(args: &IngestArgs, models: &Models, found: Found) -> anyhow::Result<(
             let mut bytes = Vec::new();
             std::io::Read::read_to_end(&mut std::io::stdin().lock(), &mut bytes)?;
             Ok(Input {
-                source: args.source.clone(),
+                source: args.known_as(&args.source),
+                origin: None,
                 kind: Kind::JsonLines,
                 content: Content::Memory(bytes),
             })

@@ -1,5 +1,7 @@
 //! Ingestion as jobs: documents are handed over, split, embedded and stored in the background.
 
+use std::collections::BTreeMap;
+
 use axum::Json;
 use axum::extract::State;
 use base64::Engine as _;
@@ -7,8 +9,8 @@ use futures::stream;
 use jiff::Timestamp;
 use ragstone_core::collection::CollectionName;
 use ragstone_core::records::Millis;
-use ragstone_rag::ingest::Kind;
-use ragstone_rag::ingest::report::{ChunkCounts, DocumentCounts};
+use ragstone_rag::ingest::report::{ChunkCounts, DocumentCounts, ItemError};
+use ragstone_rag::ingest::{Earlier, Kind};
 use ragstone_rag::jobs::{Job, NewItem, NewJob};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -45,6 +47,22 @@ pub(super) struct IngestDocument {
     encoding: Option<String>,
     /// Some of the rows of a JSONL or CSV file: those that are not among them stay.
     partial: Option<bool>,
+    /// How many lines the parts before this one have, so that errors name the lines of the file.
+    lines_before: Option<u64>,
+    /// Which rows of this part came in parts before it, and how often: by their id, or the first 16
+    /// digits of the SHA-256 of their text.
+    rows_before: Option<BTreeMap<String, u32>>,
+}
+
+/// Any number of files and, perhaps, the size of chunks.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "it only describes the form")]
+pub(super) struct IngestForm {
+    /// A part for each file, whatever the part is called; the file's name is what it is known by.
+    #[schema(value_type = String, format = Binary)]
+    file: Vec<u8>,
+    /// The largest chunk, in tokens of the collection's model.
+    chunk_tokens: Option<usize>,
 }
 
 /// A job and how far it is.
@@ -74,6 +92,10 @@ pub(super) struct JobBody {
     #[serde(skip_serializing_if = "is_zero")]
     #[schema(required = false)]
     more_errors: u64,
+    /// What was done in part or not at all, and no document failed by.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    warnings: Vec<ItemErrorBody>,
     /// Why the job as a whole failed, or is waiting.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
@@ -124,6 +146,15 @@ pub(super) struct JobList {
     jobs: Vec<JobBody>,
 }
 
+impl From<ItemError> for ItemErrorBody {
+    fn from(item: ItemError) -> Self {
+        Self {
+            source: item.source,
+            error: item.error,
+        }
+    }
+}
+
 fn is_zero(count: &u64) -> bool {
     *count == 0
 }
@@ -133,7 +164,7 @@ fn is_zero(count: &u64) -> bool {
 #[utoipa::path(
     post, path = "/collections/{name}/ingest", tag = "ingestion",
     params(("name" = String, Path, description = "The collection")),
-    request_body(content((IngestBody = "application/json"), (Vec<u8> = "multipart/form-data"))),
+    request_body(content((IngestBody = "application/json"), (IngestForm = "multipart/form-data"))),
     responses(
         (status = 200, body = JobBody, description = "The job is durable and will be done"),
         (status = 400, body = ErrorBody, description = "A document breaks a rule, or the collection has no model"),
@@ -192,7 +223,10 @@ fn read_json(body: IngestBody) -> Result<(Vec<NewItem>, Option<usize>), ApiError
                 .or_else(|| Kind::of_path(std::path::Path::new(&name))),
             source: name,
             bytes,
-            partial: document.partial.unwrap_or(false),
+            partial: document.partial.unwrap_or(false).then(|| Earlier {
+                lines: document.lines_before.unwrap_or_default(),
+                rows: document.rows_before.unwrap_or_default(),
+            }),
         });
     }
     Ok((items, body.chunk_tokens))
@@ -219,7 +253,7 @@ async fn read_multipart(
                     kind: kind_of(&name, media_type.as_deref()),
                     source: name,
                     bytes: bytes.to_vec(),
-                    partial: false,
+                    partial: None,
                 });
             }
             None if field == "chunk_tokens" => {
@@ -359,15 +393,9 @@ impl From<Job> for JobBody {
             },
             documents,
             chunks,
-            errors: report
-                .errors
-                .into_iter()
-                .map(|item| ItemErrorBody {
-                    source: item.source,
-                    error: item.error,
-                })
-                .collect(),
+            errors: report.errors.into_iter().map(ItemErrorBody::from).collect(),
             more_errors: report.more_errors,
+            warnings: report.warnings.into_iter().map(ItemErrorBody::from).collect(),
             error: job.error,
         }
     }

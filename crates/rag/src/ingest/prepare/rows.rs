@@ -12,12 +12,17 @@ use ragstone_core::store::StoreError;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::{Content, Finish, Input, Preparation, Refused, Step, Stop, origin};
-use crate::ingest::chunk::{Chunk, Splitter, chunk_id, content_hash, keys};
+use super::{Content, Earlier, Finish, Input, Preparation, Refused, Step, Stop, origin};
+use crate::ingest::chunk::{Chunk, Splitter, anchor, chunk_id, content_hash, keys};
+use crate::ingest::kind::Kind;
 use crate::ingest::manifest::Manifest;
 use crate::ingest::plan::{self, AllAgain, Existing, Plan};
 use crate::ingest::rows::{Row, rows};
+use crate::ingest::walk::source_name;
 
+/// Why rows that are not in a file any more are still there.
+pub const ROWS_STAY: &str =
+    "rows that were ingested before and are not in it now stay, because some of its rows cannot be read";
 /// Rows are compared with the collection in groups of this many, or of this much text.
 const WINDOW_ROWS: usize = 256;
 const WINDOW_BYTES: usize = 1 << 20;
@@ -28,10 +33,12 @@ impl Preparation {
     pub(super) fn prepare_rows(&mut self, input: Input) -> Result<(), Refused> {
         let Input {
             source,
+            origin,
             kind,
             content,
         } = input;
         let whole = matches!(content, Content::File(_) | Content::Memory(_));
+        let mut earlier = Earlier::default();
         let (digest, size, reader): (Option<Vec<u8>>, u64, Box<dyn Read>) = match content {
             Content::File(path) => {
                 let mut file = File::open(&path)?;
@@ -46,22 +53,36 @@ impl Preparation {
                 bytes.len() as u64,
                 Box::new(Cursor::new(bytes)),
             ),
-            Content::Part(bytes) => (None, bytes.len() as u64, Box::new(Cursor::new(bytes))),
+            Content::Part(bytes, before) => {
+                earlier = before;
+                (None, bytes.len() as u64, Box::new(Cursor::new(bytes)))
+            }
             Content::Stream(reader) => (None, 0, reader),
         };
         let fingerprint = digest.map(|digest| self.fingerprint(&digest, kind));
         let before = self.before(&source)?;
+        before.check_origin(origin.as_deref())?;
+        let origin = origin.as_deref().map(source_name);
         if let Some(fingerprint) = &fingerprint
             && before.is_current(fingerprint, &self.model)
         {
-            return Ok(self.send_unchanged(&source, &before, size)?);
+            return Ok(self.send_unchanged(&source, origin, before, size)?);
+        }
+        if whole && before.manifest.is_none() {
+            // Should this end half way, it is known where the rows are from.
+            self.send(Step::Finish(Box::new(Finish {
+                source: source.clone(),
+                manifest: Some(Manifest::begun(&source, origin.clone(), &self.model)),
+                ..Finish::default()
+            })))?;
         }
 
         let mut state = RowsState {
             source,
+            origin,
             again: before.all_again(&self.model),
             was_there: before.chunks,
-            keys: RowKeys::default(),
+            keys: RowKeys::after(&earlier),
             met: 0,
             chunks: 0,
             documents: 0,
@@ -80,8 +101,9 @@ impl Preparation {
                     window_bytes += row.text.len();
                     window.push(row);
                 }
-                Err(bad) => {
+                Err(mut bad) => {
                     state.failed += 1;
+                    bad.line += earlier.lines;
                     self.progress
                         .update(|report| report.fail(state.source.clone(), bad.to_string()));
                 }
@@ -125,9 +147,19 @@ impl Preparation {
             ..Finish::default()
         };
         for (own, chunks) in existing.into_iter().zip(documents) {
+            let count = chunks.len() as u64;
+            let plan = match Plan::new(chunks, own, state.again) {
+                Ok(plan) => plan,
+                Err(id) => {
+                    state.failed += 1;
+                    let problem = format!("two parts of a row would be document '{id}'");
+                    self.progress
+                        .update(|report| report.fail(state.source.clone(), problem));
+                    continue;
+                }
+            };
             state.documents += 1;
-            state.chunks += chunks.len() as u64;
-            let plan = Plan::new(chunks, own, state.again);
+            state.chunks += count;
             let (counts, document) = (plan.counts(), plan.document());
             group.chunks.added += counts.added;
             group.chunks.changed += counts.changed;
@@ -194,9 +226,16 @@ impl Preparation {
     /// Rows that were there before and are no longer in the file go, unless a row could not be read:
     /// then nobody knows whether it was one of them.
     fn finish_rows(&mut self, state: RowsState, fingerprint: Option<String>) -> Result<(), Stop> {
-        let Some(fingerprint) = fingerprint.filter(|_| state.failed == 0) else {
+        let Some(fingerprint) = fingerprint else {
             return Ok(());
         };
+        if state.failed > 0 {
+            if state.was_there > state.met {
+                self.progress
+                    .update(|report| report.warn(state.source, ROWS_STAY));
+            }
+            return Ok(());
+        }
         let mut finish = Finish {
             source: state.source.clone(),
             ..Finish::default()
@@ -223,6 +262,8 @@ impl Preparation {
             finish.documents.removed = vanished.len() as u64;
         }
         finish.manifest = Some(Manifest {
+            source: state.source,
+            origin: state.origin,
             fingerprint,
             model: self.model.clone(),
             chunks: state.chunks,
@@ -234,6 +275,7 @@ impl Preparation {
 
 struct RowsState {
     source: String,
+    origin: Option<String>,
     again: AllAgain,
     /// Chunks of the source in the collection before this run, and how many of them were met again.
     was_there: u64,
@@ -262,32 +304,87 @@ impl<R: Read> Read for Counted<R> {
 #[derive(Default)]
 pub(super) struct RowKeys(HashMap<u64, u32>);
 
-impl RowKeys {
-    /// The row's own id; or, without one, its content, counted where it comes again.
-    pub(super) fn key(&mut self, row: &Row) -> Result<String, String> {
-        let (key, own) = match &row.id {
-            Some(id) => (id.clone(), true),
-            None => (content_hash(&row.text)[..16].to_owned(), false),
+/// The row's own id; or, without one, its content.
+fn first_key(row: &Row) -> (String, bool) {
+    match &row.id {
+        Some(id) => (id.clone(), true),
+        None => (content_hash(&row.text)[..16].to_owned(), false),
+    }
+}
+
+/// The rows of a file that is handed over in parts, as the one knows them who has all of it.
+#[derive(Default)]
+pub struct FileRows {
+    keys: RowKeys,
+    lines: u64,
+    failed: u64,
+}
+
+impl FileRows {
+    /// Takes note of the next part; gives what has to be known of those before it.
+    pub fn part(&mut self, kind: Kind, bytes: &[u8], max_row_bytes: usize) -> Earlier {
+        let mut earlier = Earlier {
+            lines: self.lines,
+            ..Earlier::default()
         };
-        let count = self.0.entry(short_hash(&key)).or_default();
-        *count += 1;
-        match (*count, own) {
-            (1, _) => Ok(key),
-            (_, true) => Err(format!(
-                "the id '{}' comes more than once",
-                ragstone_core::collection::shorten(&key)
-            )),
-            (count, false) => {
-                let key = format!("{key}-{count}");
-                self.0.entry(short_hash(&key)).or_insert(1);
-                Ok(key)
+        let mut met = HashSet::new();
+        for row in rows(kind, Cursor::new(bytes.to_vec()), max_row_bytes) {
+            let Ok(row) = row else {
+                self.failed += 1;
+                continue;
+            };
+            let (key, _) = first_key(&row);
+            let hash = short_hash(&key);
+            if met.insert(hash)
+                && let Some(count) = self.keys.0.get(&hash)
+            {
+                earlier.rows.insert(key, *count);
             }
+            self.failed += u64::from(self.keys.key(&row).is_err());
         }
+        self.lines += bytes.iter().filter(|byte| **byte == b'\n').count() as u64;
+        earlier
+    }
+
+    /// Whether some of the rows cannot be used.
+    pub fn has_bad(&self) -> bool {
+        self.failed > 0
+    }
+
+    /// Whether a section of the source is one of the rows.
+    pub fn has_section(&self, source: &str, section: &str) -> bool {
+        self.keys.has_section(source, section)
+    }
+}
+
+impl RowKeys {
+    fn after(earlier: &Earlier) -> Self {
+        let counts = earlier.rows.iter();
+        Self(counts.map(|(key, count)| (short_hash(key), *count)).collect())
+    }
+
+    /// A key that no row before this one has, counted up where content without an id comes again.
+    pub(super) fn key(&mut self, row: &Row) -> Result<String, String> {
+        let (key, own) = first_key(row);
+        let mut free = key.clone();
+        while self.0.contains_key(&short_hash(&free)) {
+            if own {
+                return Err(format!(
+                    "the id '{}' comes more than once",
+                    ragstone_core::collection::shorten(&key)
+                ));
+            }
+            let count = self.0.entry(short_hash(&key)).or_default();
+            *count += 1;
+            free = format!("{key}-{count}");
+        }
+        self.0.insert(short_hash(&free), 1);
+        Ok(free)
     }
 
     fn has_section(&self, source: &str, section: &str) -> bool {
         let key = section
-            .strip_prefix(source)
+            .strip_prefix(&anchor(source))
             .and_then(|rest| rest.strip_prefix('#'));
         key.is_some_and(|key| self.0.contains_key(&short_hash(key)))
     }
@@ -301,7 +398,7 @@ fn short_hash(key: &str) -> u64 {
 }
 
 fn section_id(source: &str, key: &str) -> String {
-    format!("{source}#{key}")
+    format!("{}#{key}", anchor(source))
 }
 
 /// A row's own metadata stays; what sibling gathering needs is added, and wins.
@@ -330,7 +427,7 @@ pub(super) fn row_chunks(splitter: &Splitter, source: &str, key: &str, row: Row)
                 .map(|title| Value::from(title.as_str()))
                 .collect();
             metadata.insert(keys::SECTION_PATH.to_owned(), Value::from(path));
-            metadata.insert(keys::CHAPTER_ID.to_owned(), Value::from(source));
+            metadata.insert(keys::CHAPTER_ID.to_owned(), Value::from(anchor(source)));
             metadata.insert(keys::DOC_TYPE.to_owned(), Value::from(row.doc_type.name()));
             metadata.insert(keys::POSITION.to_owned(), Value::from(position));
             metadata.insert(keys::CONTENT_HASH.to_owned(), Value::from(content_hash.as_str()));

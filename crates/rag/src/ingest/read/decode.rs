@@ -1,6 +1,8 @@
 //! Text of unknown encoding.
 
-use encoding_rs::{Encoding, WINDOWS_1252};
+use std::io::{self, Read};
+
+use encoding_rs::{Encoding, UTF_16BE, UTF_16LE, WINDOWS_1252};
 
 use super::Unreadable;
 
@@ -27,6 +29,107 @@ pub fn decode(bytes: &[u8]) -> Result<String, Unreadable> {
         Err(_) => Ok(clean(
             WINDOWS_1252.decode_without_bom_handling(bytes).0.into_owned(),
         )),
+    }
+}
+
+/// Fields of one row, each decoded like the others: by the same rules, but for the row alone.
+pub(crate) fn decode_row<'b>(fields: impl Iterator<Item = &'b [u8]> + Clone) -> Vec<String> {
+    let is_text = |bytes: &[u8]| std::str::from_utf8(bytes).is_ok();
+    let other = !fields.clone().all(is_text) && !fields.clone().any(has_multibyte);
+    fields
+        .map(|field| {
+            if other {
+                WINDOWS_1252.decode_without_bom_handling(field).0.into_owned()
+            } else {
+                String::from_utf8_lossy(field).into_owned()
+            }
+        })
+        .collect()
+}
+
+/// Gives what it reads as it is, but for text that begins with the mark of UTF-16, which it gives as
+/// UTF-8.
+pub(crate) struct Utf16AsUtf8<R> {
+    inner: R,
+    state: State,
+}
+
+enum State {
+    Beginning,
+    AsItIs(Vec<u8>),
+    Decoding(Box<Decoding>),
+}
+
+struct Decoding {
+    decoder: encoding_rs::Decoder,
+    /// Decoded and not yet given, from the second on.
+    ready: Vec<u8>,
+    given: usize,
+    ended: bool,
+}
+
+impl<R: Read> Utf16AsUtf8<R> {
+    pub(crate) fn new(inner: R) -> Self {
+        Self {
+            inner,
+            state: State::Beginning,
+        }
+    }
+
+    fn begin(&mut self) -> io::Result<State> {
+        let mut mark = Vec::new();
+        self.inner.by_ref().take(2).read_to_end(&mut mark)?;
+        let encoding = match mark[..] {
+            [0xff, 0xfe] => UTF_16LE,
+            [0xfe, 0xff] => UTF_16BE,
+            _ => return Ok(State::AsItIs(mark)),
+        };
+        Ok(State::Decoding(Box::new(Decoding {
+            decoder: encoding.new_decoder_without_bom_handling(),
+            ready: Vec::new(),
+            given: 0,
+            ended: false,
+        })))
+    }
+}
+
+impl<R: Read> Read for Utf16AsUtf8<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if matches!(self.state, State::Beginning) {
+            self.state = self.begin()?;
+        }
+        match &mut self.state {
+            State::AsItIs(mark) if !mark.is_empty() => {
+                let count = mark.len().min(buffer.len());
+                buffer[..count].copy_from_slice(&mark[..count]);
+                mark.drain(..count);
+                Ok(count)
+            }
+            State::Beginning | State::AsItIs(_) => self.inner.read(buffer),
+            State::Decoding(decoding) => decoding.read(&mut self.inner, buffer),
+        }
+    }
+}
+
+impl Decoding {
+    fn read(&mut self, inner: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.given == self.ready.len() && !self.ended {
+            let mut raw = [0; LOOK_AT];
+            let count = inner.read(&mut raw)?;
+            self.ended = count == 0;
+            let room = self.decoder.max_utf8_buffer_length(count).unwrap_or(4 * LOOK_AT);
+            self.ready.resize(room, 0);
+            let (_, _, written, _) = self
+                .decoder
+                .decode_to_utf8(&raw[..count], &mut self.ready, self.ended);
+            self.ready.truncate(written);
+            self.given = 0;
+        }
+        let left = &self.ready[self.given..];
+        let count = left.len().min(buffer.len());
+        buffer[..count].copy_from_slice(&left[..count]);
+        self.given += count;
+        Ok(count)
     }
 }
 

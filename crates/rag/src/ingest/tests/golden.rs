@@ -13,6 +13,7 @@ fn split(source: &str, bytes: &[u8]) -> Result<Vec<Chunk>, Unreadable> {
     let kind = Kind::of_path(std::path::Path::new(source)).unwrap();
     let input = Input {
         source: source.into(),
+        origin: None,
         kind,
         content: Content::Memory(bytes.to_vec()),
     };

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 
 use super::WordModel;
 use crate::Models;
-use crate::ingest::{Content, IngestTarget, Ingestion, Input, Kind, Progress, ReadOptions, Report};
+use crate::ingest::{Content, Earlier, IngestTarget, Ingestion, Input, Kind, Progress, ReadOptions, Report};
 use crate::test_parts::{Parts, parts};
 
 struct Bench {
@@ -120,6 +120,7 @@ fn text(source: &str, text: &str) -> Input {
     let kind = Kind::of_path(Path::new(source)).unwrap();
     Input {
         source: source.into(),
+        origin: None,
         kind,
         content: Content::Memory(text.as_bytes().to_vec()),
     }
@@ -213,11 +214,13 @@ async fn one_bad_file_does_not_stop_the_rest() {
     let bench = Bench::new().await;
     let binary = Input {
         source: "x.txt".into(),
+        origin: None,
         kind: Kind::Plain,
         content: Content::Memory(b"\0\0".to_vec()),
     };
     let vanished = Input {
         source: "gone.md".into(),
+        origin: None,
         kind: Kind::Markdown,
         content: Content::File("/no/such/file.md".into()),
     };
@@ -281,7 +284,10 @@ async fn rows_are_compared_one_by_one() {
     let report = bench.ingest("c", vec![same_id_twice]).await;
     assert_eq!(counts(&report), (1, 0, 0, 0, 2));
     let part = Input {
-        content: Content::Part(b"{\"id\":\"r7000\",\"text\":\"new\"}".to_vec()),
+        content: Content::Part(
+            b"{\"id\":\"r7000\",\"text\":\"new\"}".to_vec(),
+            Earlier::default(),
+        ),
         ..rows(0..0, 0)
     };
     let report = bench.ingest("c", vec![part]).await;
@@ -394,7 +400,9 @@ async fn removing_a_source_removes_its_documents_and_nothing_else() {
         .ingest("c", vec![text("a.txt", "one"), text("b.txt", "two")])
         .await;
     let (ingestion, name) = (bench.ingestion(), CollectionName::parse("c").unwrap());
-    assert_eq!(ingestion.sources(&name).await.unwrap(), ["a.txt", "b.txt"]);
+    let ingested = ingestion.ingested(&name).await.unwrap();
+    let sources: Vec<&str> = ingested.iter().map(|i| i.source.as_str()).collect();
+    assert_eq!(sources, ["a.txt", "b.txt"]);
     let progress = Progress::default();
     ingestion.remove_source(&name, "a.txt", &progress).await.unwrap();
     assert_eq!(progress.snapshot().documents.removed, 1);
@@ -437,5 +445,49 @@ async fn what_does_not_fit_together_is_refused_before_anything_is_read() {
             .await
             .unwrap()
             .contains("has no embedding_model")
+    );
+}
+
+#[tokio::test]
+async fn headings_that_read_like_counted_ones_lose_nothing() {
+    let bench = Bench::new().await;
+    let file = || {
+        text(
+            "a.md",
+            "# Doc\n\n## Install\n\nfirst\n\n## Install\n\nSECOND\n\n## Install 2\n\nTHIRD\n",
+        )
+    };
+    bench
+        .ingest("c", vec![file(), text("a.md#doc", "another file")])
+        .await;
+    assert_eq!(bench.documents("c").await.len(), 5);
+    assert_eq!(counts(&bench.ingest("c", vec![file()]).await), (0, 0, 1, 0, 0));
+}
+
+#[tokio::test]
+async fn a_file_does_not_replace_another_that_is_still_there() {
+    let bench = Bench::new().await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, name).unwrap();
+        Input {
+            origin: Some(path.clone()),
+            content: Content::File(path),
+            ..text("README.md", "")
+        }
+    };
+    assert_eq!(
+        counts(&bench.ingest("c", vec![file("one")]).await),
+        (1, 0, 0, 0, 0)
+    );
+    let report = bench.ingest("c", vec![file("two")]).await;
+    assert_eq!(counts(&report), (0, 0, 0, 0, 1));
+    assert!(report.errors[0].error.contains("--as NAME"), "{report:?}");
+    // What was moved is the same file at another place.
+    std::fs::remove_file(folder.path().join("one")).unwrap();
+    assert_eq!(
+        counts(&bench.ingest("c", vec![file("two")]).await),
+        (0, 1, 0, 0, 0)
     );
 }

@@ -1,6 +1,6 @@
 //! Ingestion through a running server.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::sync::Arc;
@@ -12,12 +12,13 @@ use ragstone_core::collection::{CollectionName, EMBEDDING_MODEL};
 use ragstone_core::provider::CallError;
 use ragstone_providers::http::{Call, Repeat, ServiceClient};
 use ragstone_rag::ingest::report::{ChunkCounts, DocumentCounts, ItemError};
-use ragstone_rag::ingest::walk::{Found, FoundFile, Selection};
-use ragstone_rag::ingest::{Kind, Progress, Report, UNKNOWN_TYPE};
+use ragstone_rag::ingest::walk::{Covered, Found, FoundFile, is_gone, path_of};
+use ragstone_rag::ingest::{Earlier, FileRows, Kind, Progress, ROWS_STAY, Report, UNKNOWN_TYPE};
+use ragstone_rag::jobs::check_source;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{IngestArgs, STDIN, show, vanished};
+use super::{IngestArgs, STDIN, show};
 use crate::cli::remote::{KEY, RemoteArgs, refusal};
 use crate::listen;
 
@@ -29,7 +30,9 @@ const MAX_FILE_BYTES: u64 = 44 << 20;
 /// Jobs that wait at the server while the next is read.
 const JOBS_AHEAD: usize = 2;
 const POLL: Duration = Duration::from_millis(300);
-/// The server refuses longer lists in a filter.
+/// The longest line that a server reads.
+const ROW_BYTES: usize = 16 << 20;
+/// The server refuses longer lists in a filter, and gives no longer ones.
 const MAX_LIST: usize = 1000;
 
 struct Upload<'a> {
@@ -48,14 +51,14 @@ pub(super) async fn ingest(
     args: &IngestArgs,
     url: String,
     collection: &CollectionName,
-    selection: &Selection,
-    found: Found,
+    mut found: Found,
 ) -> anyhow::Result<()> {
     let client = RemoteArgs::at(url).client()?;
     ensure_collection(&client, collection, args.model.as_deref()).await?;
     let progress = Arc::new(Progress::default());
     let total: u64 = found.files.iter().map(|file| file.bytes).sum();
     let shown = show::Shown::start(Arc::clone(&progress), total, args.json);
+    let covered = std::mem::take(&mut found.covered);
     let mut upload = Upload {
         client: &client,
         collection,
@@ -77,7 +80,7 @@ pub(super) async fn ingest(
             let _ = ask(&client, Call::delete(format!("jobs/{job}"))).await;
         }
     } else if args.prune {
-        prune(&client, collection, selection, &progress).await?;
+        prune(args, &client, collection, &covered, &progress).await?;
     }
     shown.stop().await;
     show::report(&progress, &args.collection, args.json)?;
@@ -106,8 +109,12 @@ impl Upload<'_> {
                     }
                 }
             });
+            let source = args.known_as(&args.source);
+            let mut rows = FileRows::default();
             while let Some(part) = parts.recv().await {
-                self.part(&args.source, Kind::JsonLines, part?).await?;
+                let part = part?;
+                let earlier = rows.part(Kind::JsonLines, &part, ROW_BYTES);
+                self.part(&source, Kind::JsonLines, &part, earlier).await?;
             }
         }
         self.send().await?;
@@ -123,15 +130,11 @@ impl Upload<'_> {
             self.finished.documents.skipped += 1;
             return Ok(Ok(()));
         };
+        if let Err(problem) = check_source(&file.source) {
+            return Ok(Err(problem.to_owned()));
+        }
         if kind == Kind::JsonLines && file.bytes > UPLOAD_BYTES {
-            let reader = match File::open(&file.path) {
-                Ok(file) => BufReader::new(file),
-                Err(error) => return Ok(Err(error.to_string())),
-            };
-            for part in LineParts::new(reader) {
-                self.part(&file.source, kind, part?).await?;
-            }
-            return Ok(Ok(()));
+            return self.file_in_parts(&file).await;
         }
         if file.bytes > MAX_FILE_BYTES {
             let (size, most) = (file.bytes >> 20, MAX_FILE_BYTES >> 20);
@@ -149,26 +152,110 @@ impl Upload<'_> {
         if self.bytes + bytes.len() as u64 > UPLOAD_BYTES || self.documents.len() >= UPLOAD_FILES {
             self.send().await?;
         }
-        self.add(&file.source, kind, &bytes, false);
+        self.add(&file.source, kind, &bytes, None);
         Ok(Ok(()))
     }
 
-    /// Parts of one file go one after the other: a job has each name once.
-    async fn part(&mut self, source: &str, kind: Kind, bytes: Vec<u8>) -> anyhow::Result<()> {
+    /// A file of lines that is too large for one request. The server gets to know no more than its
+    /// parts, so what spans them is seen to here.
+    async fn file_in_parts(&mut self, file: &FoundFile) -> anyhow::Result<Result<(), String>> {
+        let mut reader = match File::open(&file.path) {
+            Ok(file) => BufReader::new(file),
+            Err(error) => return Ok(Err(error.to_string())),
+        };
+        if matches!(reader.fill_buf(), Ok([0xff, 0xfe, ..] | [0xfe, 0xff, ..])) {
+            return Ok(Err(
+                "it is UTF-16, and too large to be sent as a whole: make it UTF-8 first".to_owned(),
+            ));
+        }
         self.send().await?;
-        self.add(source, kind, &bytes, true);
+        self.wait_until(0).await?;
+        let before = self.finished.chunks;
+        let mut rows = FileRows::default();
+        for part in LineParts::new(reader) {
+            let part = match part {
+                Ok(part) => part,
+                Err(error) => return Ok(Err(error.to_string())),
+            };
+            let earlier = rows.part(Kind::JsonLines, &part, ROW_BYTES);
+            self.part(&file.source, Kind::JsonLines, &part, earlier).await?;
+        }
+        self.wait_until(0).await?;
+        let done = self.finished.chunks;
+        let stored =
+            (done.added + done.changed + done.unchanged) - (before.added + before.changed + before.unchanged);
+        self.remove_vanished(&file.source, &rows, stored).await?;
+        Ok(Ok(()))
+    }
+
+    /// Removes rows of earlier runs that are in none of the parts. `stored` is how many documents the
+    /// parts are now.
+    async fn remove_vanished(&mut self, source: &str, rows: &FileRows, stored: u64) -> anyhow::Result<()> {
+        let filter = of_sources(&[source.to_owned()]).to_string();
+        let path = format!("collections/{}/documents", self.collection);
+        let page = |limit: usize, offset: usize| {
+            Call::get(path.clone())
+                .query("where", filter.clone())
+                .query("limit", limit.to_string())
+                .query("offset", offset.to_string())
+        };
+        let there = ask(self.client, page(0, 0)).await?["total"].as_u64();
+        if there.unwrap_or_default() <= stored {
+            return Ok(());
+        }
+        if rows.has_bad() {
+            self.finished.warn(source, ROWS_STAY);
+            return Ok(());
+        }
+        let mut ids: Vec<String> = Vec::new();
+        let mut sections = HashSet::new();
+        for offset in (0..).step_by(MAX_LIST) {
+            let answer = ask(self.client, page(MAX_LIST, offset)).await?;
+            let documents = answer["documents"].as_array().map_or(&[][..], Vec::as_slice);
+            for document in documents {
+                let section = document["metadata"]["section_id"].as_str().unwrap_or_default();
+                if let Some(id) = document["id"].as_str()
+                    && !rows.has_section(source, section)
+                {
+                    ids.push(id.to_owned());
+                    sections.insert(section.to_owned());
+                }
+            }
+            if documents.len() < MAX_LIST {
+                break;
+            }
+        }
+        for ids in ids.chunks(MAX_LIST) {
+            let call = Call::delete(path.clone()).json(&json!({"ids": ids}));
+            ask(self.client, call).await?;
+        }
+        self.finished.documents.removed += sections.len() as u64;
+        self.finished.chunks.removed += ids.len() as u64;
+        self.show_finished();
+        Ok(())
+    }
+
+    /// Parts of one file go one after the other: a job has each name once.
+    async fn part(&mut self, source: &str, kind: Kind, bytes: &[u8], earlier: Earlier) -> anyhow::Result<()> {
+        self.send().await?;
+        self.add(source, kind, bytes, Some(earlier));
         self.send().await
     }
 
-    fn add(&mut self, name: &str, kind: Kind, bytes: &[u8], partial: bool) {
+    fn add(&mut self, name: &str, kind: Kind, bytes: &[u8], earlier: Option<Earlier>) {
         self.bytes += bytes.len() as u64;
-        self.documents.push(json!({
+        let mut document = json!({
             "name": name,
             "media_type": media_type(kind),
             "encoding": "base64",
             "content": base64::engine::general_purpose::STANDARD.encode(bytes),
-            "partial": partial,
-        }));
+        });
+        if let Some(earlier) = earlier {
+            document["partial"] = true.into();
+            document["lines_before"] = earlier.lines.into();
+            document["rows_before"] = json!(earlier.rows);
+        }
+        self.documents.push(document);
     }
 
     async fn send(&mut self) -> anyhow::Result<()> {
@@ -214,6 +301,10 @@ impl Upload<'_> {
 
     fn fail(&mut self, source: &str, problem: &str) {
         self.finished.fail(source, problem);
+        self.show_finished();
+    }
+
+    fn show_finished(&self) {
         let report = self.finished.clone();
         self.progress.update(|shown| *shown = report);
     }
@@ -229,6 +320,8 @@ struct JobAnswer {
     errors: Vec<ItemError>,
     #[serde(default)]
     more_errors: u64,
+    #[serde(default)]
+    warnings: Vec<ItemError>,
 }
 
 #[derive(Deserialize)]
@@ -264,6 +357,7 @@ impl JobAnswer {
             bytes: self.progress.bytes_done,
             errors: self.errors.clone(),
             more_errors: self.more_errors,
+            warnings: self.warnings.clone(),
         }
     }
 }
@@ -322,29 +416,42 @@ async fn ensure_collection(
     }
 }
 
+/// What ingestion made of these sources; documents that somebody added by hand have no such hash.
+fn of_sources(sources: &[String]) -> Value {
+    json!({"$and": [{"source": {"$in": sources}}, {"content_hash": {"$exists": true}}]})
+}
+
+/// A server does not know where files are, so they are told apart by their names.
 async fn prune(
+    args: &IngestArgs,
     client: &ServiceClient,
     collection: &CollectionName,
-    selection: &Selection,
+    covered: &[Covered],
     progress: &Progress,
 ) -> anyhow::Result<()> {
+    let prefix = args.known_as("");
+    let from_stdin = args.known_as(&args.source);
+    let vanished = |source: &&str| {
+        // Rows from standard input are of no file, whatever their name.
+        let name = source.strip_prefix(&prefix).filter(|_| **source != from_stdin);
+        name.is_some_and(|name| {
+            covered.iter().any(|covered| covered.covers_name(name)) && is_gone(&path_of(name))
+        })
+    };
     let call = Call::get(format!("collections/{collection}/metadata-values")).query("field", "source");
     let answer = ask(client, call).await?;
     let sources = answer["values"].as_array().into_iter().flatten();
-    let sources = sources
-        .filter_map(|value| value.as_str().map(str::to_owned))
-        .collect();
-    let vanished = vanished(sources, selection);
-    for gone in vanished.chunks(MAX_LIST) {
-        let body = json!({"where": {"source": {"$in": gone}}});
+    for gone in sources.filter_map(Value::as_str).filter(vanished) {
+        let body = json!({"where": of_sources(&[gone.to_owned()])});
         let answer = ask(
             client,
             Call::delete(format!("collections/{collection}/documents")).json(&body),
         )
         .await?;
+        let removed = answer["count"].as_u64().unwrap_or_default();
         progress.update(|report| {
-            report.documents.removed += gone.len() as u64;
-            report.chunks.removed += answer["count"].as_u64().unwrap_or_default();
+            report.documents.removed += u64::from(removed > 0);
+            report.chunks.removed += removed;
         });
     }
     Ok(())

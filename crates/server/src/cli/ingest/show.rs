@@ -100,7 +100,7 @@ pub(super) fn report(progress: &Progress, collection: &str, as_json: bool) -> an
             "added": documents.added, "changed": documents.changed, "unchanged": documents.unchanged,
             "removed": documents.removed, "failed": documents.failed, "skipped": documents.skipped,
             "chunks": chunks, "tokens": report.tokens, "bytes": report.bytes, "seconds": seconds,
-            "errors": report.errors, "more_errors": report.more_errors,
+            "errors": report.errors, "more_errors": report.more_errors, "warnings": report.warnings,
         });
         writeln!(out, "{}", serde_json::to_string_pretty(&json)?)?;
         return Ok(());
@@ -125,7 +125,7 @@ pub(super) fn report(progress: &Progress, collection: &str, as_json: bool) -> an
 /// Lists what failed, and makes the command fail with it.
 pub(super) fn failures(progress: &Progress, done: &str) -> anyhow::Result<()> {
     let report = progress.snapshot();
-    for item in &report.errors {
+    for item in report.warnings.iter().chain(&report.errors) {
         eprintln!("{}: {}", printable(&item.source), printable(&item.error));
     }
     if report.more_errors > 0 {
