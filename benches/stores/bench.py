@@ -1,9 +1,13 @@
-"""The service over Postgres, beside the engine's own client doing the same query in the same run.
+"""The service over Postgres and over ChromaDB, beside the engine's own client doing the same query in the
+same run.
 
     python benches/stores/bench.py --binary target/release/ragstone --postgres postgres://user:password@host/database
+    python benches/stores/bench.py --binary target/release/ragstone --chroma 127.0.0.1:8000
 
-The database should be empty. Needs numpy and psycopg. With --embeddings FILE (an embeddings.yml) the
-last part compares one process with two, each with one compute thread, embedding queries in process.
+Either or both. The database should be empty, the ChromaDB server without a collection `bench`. Needs numpy,
+psycopg for Postgres and chromadb for ChromaDB. --documents makes it smaller. With --embeddings FILE (an
+embeddings.yml) the last part over Postgres compares one process with two, each with one compute thread,
+embedding queries in process.
 """
 
 import argparse
@@ -20,7 +24,6 @@ import threading
 import time
 
 import numpy
-import psycopg
 
 DIMENSIONS = 384
 TOP = 10
@@ -38,9 +41,10 @@ def vectors(count, rng, centres):
 
 
 class Server:
-    def __init__(self, arguments, *extra, embedded=False):
+    def __init__(self, arguments, *extra, store=""):
+        """Over the embedded store, unless another is named."""
         self.folder = tempfile.TemporaryDirectory()
-        environment = dict(os.environ, RAGSTONE_STORE="" if embedded else arguments.postgres)
+        environment = dict(os.environ, RAGSTONE_STORE=store)
         command = [arguments.binary, "serve", "--port", "0", "--data-dir", self.folder.name, *extra]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True)
         for line in self.process.stderr:
@@ -122,6 +126,18 @@ def compare(server, database, table, data, queries, below):
         f"SELECT id, metadata, body, embedding <#> %s::vector FROM {table} {condition}"
         f" ORDER BY embedding <#> %s::vector LIMIT {TOP}"
     )
+
+    def by_client(query):
+        # Each side writes the vector in its own way, within its time.
+        text = str(query)
+        return [row[0] for row in database.execute(sql, [text, *values, text]).fetchall()]
+
+    return taking_turns(server, by_client, data, queries, below)
+
+
+def taking_turns(server, ask_client, data, queries, below):
+    """p50 of the service and of the client, and the recall of both. The client is asked with a list of
+    numbers and answers with ids."""
     passing = numpy.flatnonzero(numpy.arange(len(data)) % 100 < below)
     ours, theirs, right, theirs_right = [], [], 0, 0
     for query in queries:
@@ -131,9 +147,7 @@ def compare(server, database, table, data, queries, below):
             body["where"] = {"percent": {"$in": list(range(below))}}
 
         def by_client():
-            # Each side writes the vector in its own way, within its time.
-            text = str(numbers)
-            return database.execute(sql, [text, *values, text]).fetchall()
+            return ask_client(numbers)
 
         def by_service():
             return server.ask("POST", "/collections/bench/query", body)
@@ -141,14 +155,14 @@ def compare(server, database, table, data, queries, below):
         # In turns, because the second finds the pages that the first has read.
         first, second = (by_client, by_service) if len(ours) % 2 else (by_service, by_client)
         answers = {work: milliseconds(work) for work in (first, second)}
-        took, rows = answers[by_client]
+        took, found = answers[by_client]
         theirs.append(took)
         took, answer = answers[by_service]
         ours.append(took)
         near = passing[numpy.argsort(-(data[passing] @ query))[:TOP]]
         expected = {f"d{n}" for n in near}
         right += sum(hit["id"] in expected for hit in answer["results"])
-        theirs_right += sum(row[0] in expected for row in rows)
+        theirs_right += sum(id in expected for id in found)
     total = TOP * len(queries)
     return (
         statistics.median(ours),
@@ -199,7 +213,7 @@ class Share:
 
 def processes(arguments):
     options = ["--embeddings-config", arguments.embeddings, "--threads", "1"]
-    one = Server(arguments, *options)
+    one = Server(arguments, *options, store=arguments.postgres)
     model = one.ask("GET", "/health")["embedding_models"][0]["id"]
     one.ask("POST", "/collections", {"name": "texts", "embedding_model": model})
     rng = numpy.random.default_rng(6)
@@ -207,7 +221,7 @@ def processes(arguments):
         {"text": " ".join(WORDS[w] for w in rng.integers(len(WORDS), size=8))} for _ in range(2000)
     ]
     one.ask("POST", "/collections/texts/documents", {"documents": documents})
-    two = Server(arguments, *options)
+    two = Server(arguments, *options, store=arguments.postgres)
 
     def scaling(where, words):
         alone, both, again = (throughput(servers, words) for servers in ([one], [one, two], [one]))
@@ -233,7 +247,7 @@ def processes(arguments):
 
 def copying(arguments, data):
     """From the embedded store to Postgres, the comparison at the end included."""
-    server = Server(arguments, "--no-embeddings", embedded=True)
+    server = Server(arguments, "--no-embeddings")
     fill(server, data, "copied")
     server.stop()
     command = [arguments.binary, "copy", "--from", server.folder.name, "--to", arguments.postgres]
@@ -243,37 +257,76 @@ def copying(arguments, data):
     print(f"copied {len(data)} documents from SQLite to Postgres in {seconds:.1f} s: {len(data) / seconds:.0f}/s")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--binary", default="target/release/ragstone")
-    parser.add_argument("--postgres", required=True)
-    parser.add_argument("--documents", type=int, default=100_000)
-    parser.add_argument("--queries", type=int, default=200)
-    parser.add_argument("--embeddings")
-    arguments = parser.parse_args()
-    rng = numpy.random.default_rng(1)
-    centres = rng.standard_normal((500, DIMENSIONS), dtype=numpy.float32)
-    centres /= numpy.linalg.norm(centres, axis=1, keepdims=True)
-    data = vectors(arguments.documents, rng, centres)
-    queries = vectors(arguments.queries, rng, centres)
-    server = Server(arguments, "--no-embeddings")
+HEADING = f"{'matching':>9} {'service p50':>12} {'client p50':>12} {'overhead':>10} {'recall':>8} {'client recall':>14}"
+
+
+def show(below, ours, theirs, recall, theirs_recall):
+    print(
+        f"{below:>8}% {ours:>9.2f} ms {theirs:>9.2f} ms {ours - theirs:>7.2f} ms {recall:>8.4f} {theirs_recall:>14.4f}"
+    )
+
+
+def over_postgres(arguments, data, queries):
+    import psycopg
+
+    server = Server(arguments, "--no-embeddings", store=arguments.postgres)
     database = psycopg.connect(arguments.postgres, autocommit=True)
-    print(f"filled with {fill(server, data):.0f} documents/s over HTTP")
+    print(f"Postgres: filled with {fill(server, data):.0f} documents/s over HTTP")
     relation, seconds = wait_for_index(database)
     print(f"index after {seconds:.0f} s")
-    print(f"{'matching':>9} {'service p50':>12} {'client p50':>12} {'overhead':>10} {'recall':>8} {'client recall':>14}")
+    print(HEADING)
     for below in (100, 50, 20, 10, 1):
-        ours, theirs, recall, theirs_recall = compare(
-            server, database, f"ragstone.documents_{relation}", data, queries, below
-        )
-        print(
-            f"{below:>8}% {ours:>9.2f} ms {theirs:>9.2f} ms {ours - theirs:>7.2f} ms {recall:>8.4f} {theirs_recall:>14.4f}"
-        )
+        show(below, *compare(server, database, f"ragstone.documents_{relation}", data, queries, below))
     server.stop()
     if arguments.embeddings:
         processes(arguments)
     # Last, because what was copied is then indexed in the background.
     copying(arguments, data)
+
+
+def over_chroma(arguments, data, queries):
+    """Without a filter: what the service does for filters that ChromaDB has not, its client does not do."""
+    import chromadb
+
+    server = Server(arguments, "--no-embeddings", store=f"chroma://{arguments.chroma}")
+    host, port = arguments.chroma.rsplit(":", 1)
+    settings = chromadb.config.Settings(anonymized_telemetry=False)
+    client = chromadb.HttpClient(host=host, port=int(port), settings=settings)
+    print(f"ChromaDB: filled with {fill(server, data):.0f} documents/s over HTTP")
+    collection = client.get_collection("bench", embedding_function=None)
+
+    def by_client(query):
+        found = collection.query(
+            query_embeddings=[query], n_results=TOP, include=["documents", "metadatas", "distances"]
+        )
+        return found["ids"][0]
+
+    print(HEADING)
+    show(100, *taking_turns(server, by_client, data, queries, 100))
+    server.ask("DELETE", "/collections/bench")
+    server.stop()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", default="target/release/ragstone")
+    parser.add_argument("--postgres", help="postgres://user:password@host/database")
+    parser.add_argument("--chroma", help="HOST:PORT")
+    parser.add_argument("--documents", type=int, default=100_000)
+    parser.add_argument("--queries", type=int, default=200)
+    parser.add_argument("--embeddings")
+    arguments = parser.parse_args()
+    if not (arguments.postgres or arguments.chroma):
+        parser.error("name an engine: --postgres or --chroma")
+    rng = numpy.random.default_rng(1)
+    centres = rng.standard_normal((500, DIMENSIONS), dtype=numpy.float32)
+    centres /= numpy.linalg.norm(centres, axis=1, keepdims=True)
+    data = vectors(arguments.documents, rng, centres)
+    queries = vectors(arguments.queries, rng, centres)
+    if arguments.postgres:
+        over_postgres(arguments, data, queries)
+    if arguments.chroma:
+        over_chroma(arguments, data, queries)
 
 
 if __name__ == "__main__":

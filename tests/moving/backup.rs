@@ -162,6 +162,34 @@ async fn what_is_no_backup_is_refused_and_changes_nothing() {
         .succeeded();
 }
 
+/// Killed while it copied, it leaves what it had beside the lock.
+#[tokio::test]
+async fn a_restore_that_was_interrupted_can_be_repeated() {
+    let server = Setup::without_models().start().await;
+    fill(&server, "docs", 50).await;
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let data = server.setup().data_dir();
+    ragstone(&["backup", text(&at("backup")), "--data-dir", text(&data)])
+        .await
+        .succeeded();
+    let half = std::fs::read(at("backup")).unwrap();
+    let into = at("data");
+    std::fs::create_dir(&into).unwrap();
+    for left in [
+        "ragstone.lock",
+        "ragstone.db.restoring",
+        "ragstone.db.restoring-journal",
+    ] {
+        std::fs::write(into.join(left), &half[..half.len() / 2]).unwrap();
+    }
+    let backup = at("backup");
+    let repeat = ["restore", text(&backup), "--data-dir", text(&into)];
+    assert!(ragstone(&repeat).await.succeeded().contains("50 documents"));
+    // What it has put there is data.
+    assert!(ragstone(&repeat).await.failed_with(1).contains("--force"));
+}
+
 /// Emptied text may be in free pages of the store until it is tidied up, and never in a backup.
 #[tokio::test]
 async fn deleted_text_is_not_in_a_backup() {

@@ -18,6 +18,18 @@ use postgres::Postgres;
 /// Tells tests where the ChromaDB server is.
 const CHROMA: &str = "RAGSTONE_TEST_CHROMA";
 
+/// What is served from documents, whichever store has them: the routes, and what is built upon them.
+const ON_EVERY_STORE: [&str; 8] = [
+    "routes::",
+    "spec::",
+    "ingest::contract::",
+    "ingest::crash::",
+    "ingest::jobs::",
+    "gateway::collect::",
+    "gateway::conversations::",
+    "memory::chat::",
+];
+
 const USAGE: &str = "\
 cargo xtask test [--quick]   build, fetch what tests need, run all tests and the bounded fuzz run;
                              --quick does fewer rounds of the long tests and does not fuzz
@@ -91,7 +103,7 @@ fn test(extent: Extent) -> anyhow::Result<()> {
 
     step("the routes on Postgres");
     let mut routes = routes_on("postgres", &python);
-    routes.args(["routes::", "spec::"]);
+    routes.args(ON_EVERY_STORE);
     name_postgres(&mut routes, &postgres);
     run(&mut routes)?;
     drop(postgres);
@@ -108,7 +120,7 @@ fn test(extent: Extent) -> anyhow::Result<()> {
     // While ChromaDB deletes that many documents it answers nobody else, so that test runs alone.
     const LARGE: &str = "spec::empty_collection_endpoint::empty_large_collection";
     let mut routes = routes_on("chroma", &python);
-    routes.args(["routes::", "spec::", "--skip", LARGE]);
+    routes.args(ON_EVERY_STORE).args(["--skip", LARGE]);
     routes.args(NOT_ON_CHROMA.iter().flat_map(|test| ["--skip", test]));
     run(routes.env(CHROMA, chroma.address()))?;
     run(routes_on("chroma", &python)

@@ -4,12 +4,17 @@
 
 mod common;
 
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
 use common::chroma::ChromaServer;
 use ragstone_core::model::ModelIdentity;
 use ragstone_core::store::{
     DocumentBatch, KeptVectors, MetadataUpdate, MovedRange, Page, SearchRequest, Selection, Store,
     StoreError, StoredDocument,
 };
+use ragstone_core::vector::normalise;
 use ragstone_core::{CollectionName, Document, DocumentId, Filter, Metadata};
 use ragstone_providers::rag::ChromaStore;
 use ragstone_store::{SqliteStore, StoreOptions};
@@ -142,7 +147,10 @@ async fn chromadb_as_a_store() {
     an_emptied_collection_takes_another_width(&server).await;
     documents_are_moved_in_and_out(&server).await;
     what_it_cannot_do_is_declared_or_refused(&server).await;
+    a_filled_collection_is_replaced_whole(&server).await;
+    nothing_is_overlooked_after_many_deletions(&server).await;
     it_goes_away_and_comes_back(&mut server).await;
+    it_goes_away_under_load_and_loses_nothing(&mut server).await;
 }
 
 async fn answers_are_those_of_the_embedded_store(server: &ChromaServer) {
@@ -421,6 +429,194 @@ async fn what_it_cannot_do_is_declared_or_refused(server: &ChromaServer) {
         let refusal = ChromaStore::connect(bad, None).err().unwrap().to_string();
         assert!(!refusal.contains("hunter2"), "{refusal}");
     }
+}
+
+/// Of no particular direction; the same for the same seed.
+fn noise(seed: u64, width: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    std::iter::repeat_with(next).skip(8).take(width).collect()
+}
+
+fn numbered(ids: std::ops::Range<usize>, round: usize, width: usize) -> DocumentBatch {
+    let documents = ids
+        .map(|n| StoredDocument {
+            document: Document {
+                id: DocumentId::parse(format!("d{n}")).unwrap(),
+                text: format!("text {round}"),
+                metadata: object(json!({ format!("round{round}"): n })),
+            },
+            vector: noise((n * 31 + round) as u64 + 1, width),
+        })
+        .collect();
+    DocumentBatch {
+        documents,
+        model: None,
+    }
+}
+
+/// As many as one add may have. In one request that takes ChromaDB longer than a call may.
+async fn a_filled_collection_is_replaced_whole(server: &ChromaServer) {
+    const COUNT: usize = 10_000;
+    let (store, docs) = (store(server), name("replaced"));
+    store.create_collection(&docs, Metadata::new()).await.unwrap();
+    for round in 0..2 {
+        let batch = numbered(0..COUNT, round, 64);
+        store.upsert(&docs, batch).await.unwrap();
+    }
+    assert_eq!(store.collection(&docs).await.unwrap().count, COUNT as u64);
+    let values = store.metadata_values(&docs, "round0").await.unwrap();
+    assert!(values.is_empty(), "{} kept what was replaced", values.len());
+    let values = store.metadata_values(&docs, "round1").await.unwrap();
+    assert_eq!(values.len(), COUNT);
+    store.delete_collection(&docs).await.unwrap();
+}
+
+/// ChromaDB's graph keeps what was deleted, and may lose the way to some that came later.
+async fn nothing_is_overlooked_after_many_deletions(server: &ChromaServer) {
+    const COUNT: usize = 300;
+    let store = store(server);
+    for round in 0..6 {
+        let docs = name(&format!("refilled{round}"));
+        store.create_collection(&docs, Metadata::new()).await.unwrap();
+        store.upsert(&docs, numbered(0..3000, round, 16)).await.unwrap();
+        store.empty(&docs).await.unwrap();
+        store
+            .upsert(&docs, numbered(0..COUNT, round + 10, 16))
+            .await
+            .unwrap();
+        let field = format!("round{}", round + 10);
+        for (filter, expected) in [
+            (json!({}), COUNT),
+            (json!({ &field: {"$lt": 200} }), 200),
+            (json!({ &field: {"$in": (0..30).collect::<Vec<_>>()} }), 30),
+        ] {
+            let request = SearchRequest {
+                vector: Some(noise(5, 16)),
+                filter: Filter::parse(&filter).unwrap(),
+                limit: 1000,
+                ..SearchRequest::default()
+            };
+            let hits = store.search(&docs, request).await.unwrap().hits;
+            assert_eq!(hits.len(), expected, "round {round}: {filter}");
+            assert!(hits.iter().map(|hit| hit.distance.unwrap()).is_sorted());
+            for hit in &hits {
+                let number: u64 = hit.document.id.as_str()[1..].parse().unwrap();
+                let mut stored = noise(number * 31 + round as u64 + 11, 16);
+                let mut query = noise(5, 16);
+                normalise(&mut stored);
+                normalise(&mut query);
+                let cosine: f32 = query.iter().zip(&stored).map(|(a, b)| a * b).sum();
+                assert!((hit.distance.unwrap() - (1.0 - cosine)).abs() < 1e-4, "{hit:?}");
+            }
+        }
+        store.delete_collection(&docs).await.unwrap();
+    }
+}
+
+/// What writers were told is stored, and how many of them have been told that the server is away.
+#[derive(Default)]
+struct Writers {
+    acknowledged: Mutex<Vec<String>>,
+    refused: AtomicUsize,
+    stop: AtomicBool,
+}
+
+impl Writers {
+    /// One document after the other, until told to stop.
+    async fn write(&self, store: &ChromaStore, docs: &CollectionName, writer: usize) {
+        let mut number = 0;
+        while !self.stop.load(Ordering::Relaxed) {
+            let mut written = document(number);
+            let id = format!("w{writer}-{number}");
+            written.document.id = DocumentId::parse(&id).unwrap();
+            let batch = DocumentBatch {
+                documents: vec![written],
+                model: None,
+            };
+            match store.upsert(docs, batch).await {
+                Ok(()) => {
+                    self.acknowledged.lock().unwrap().push(id);
+                    number += 1;
+                }
+                Err(StoreError::Unavailable { .. }) => {
+                    self.refused.fetch_add(1, Ordering::Relaxed);
+                    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                }
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.acknowledged.lock().unwrap().len()
+    }
+
+    /// Waits for something that certainly happens.
+    async fn until(&self, holds: impl Fn(&Self) -> bool) {
+        for _ in 0..2400 {
+            if holds(self) {
+                return;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+        panic!("the writers do not get on: {} acknowledged", self.count());
+    }
+}
+
+async fn it_goes_away_under_load_and_loses_nothing(server: &mut ChromaServer) {
+    let (store, docs) = (Arc::new(store(server)), name("written"));
+    store.create_collection(&docs, Metadata::new()).await.unwrap();
+    let writers = Arc::new(Writers::default());
+    let tasks: Vec<_> = (0..4)
+        .map(|writer| {
+            let (writers, store, docs) = (writers.clone(), store.clone(), docs.clone());
+            tokio::spawn(async move { writers.write(&store, &docs, writer).await })
+        })
+        .collect();
+    for _ in 0..2 {
+        let before = writers.count();
+        writers.until(|writers| writers.count() >= before + 40).await;
+        let refused = writers.refused.load(Ordering::Relaxed);
+        server.stop();
+        writers
+            .until(|writers| writers.refused.load(Ordering::Relaxed) >= refused + 4)
+            .await;
+        server.restart().await;
+    }
+    let before = writers.count();
+    writers.until(|writers| writers.count() >= before + 40).await;
+    writers.stop.store(true, Ordering::Relaxed);
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let acknowledged = writers.acknowledged.lock().unwrap().clone();
+    let ids: Vec<DocumentId> = acknowledged
+        .iter()
+        .map(|id| DocumentId::parse(id).unwrap())
+        .collect();
+    let there = store.documents_by_id(&docs, &ids).await.unwrap();
+    assert_eq!(there.len(), acknowledged.len());
+    let request = SearchRequest {
+        vector: Some(vec![1.0, 0.0, 0.5]),
+        limit: 10_000,
+        ..SearchRequest::default()
+    };
+    let found: BTreeSet<String> = store
+        .search(&docs, request)
+        .await
+        .unwrap()
+        .hits
+        .into_iter()
+        .map(|hit| hit.document.id.into_string())
+        .collect();
+    let lost: Vec<&String> = acknowledged.iter().filter(|id| !found.contains(*id)).collect();
+    assert!(lost.is_empty(), "not found any more: {lost:?}");
 }
 
 async fn it_goes_away_and_comes_back(server: &mut ChromaServer) {

@@ -190,3 +190,16 @@ fn in_process_embedder(config: &EmbeddingConfig, models: &Models) -> Result<Arc<
         _ => Ok(Arc::clone(embedder)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_queue_of_a_dead_process_is_taken_over_within_thirty_seconds() {
+        for options in [BufferOptions::default(), BufferOptions::in_process()] {
+            // The entry may have been claimed just before it died, and the others just have looked.
+            assert!(SHARED_LEASE + options.poll <= Duration::from_secs(30));
+        }
+    }
+}

@@ -20,6 +20,8 @@ use crate::schema::{DATABASE_FILE, DataDirectory, LOCK_FILE, MIGRATIONS, open_re
 
 /// So many pages are copied between two reports of progress.
 const PAGES: i32 = 4096;
+/// What a backup that is being restored has after its name, until it is known to be whole.
+const RESTORING: &str = ".restoring";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BackedUp {
@@ -153,7 +155,7 @@ pub fn restore(file: &Path, directory: &Path, occupied: Occupied) -> Result<Back
         return Err(Error::NotEmpty(directory.to_owned()));
     }
     let database = target.database();
-    let incoming = with_suffix(&database, ".restoring");
+    let incoming = with_suffix(&database, RESTORING);
     remove_if_there(&with_suffix(&incoming, "-journal")).map_err(failed)?;
     std::fs::copy(file, &incoming).map_err(failed)?;
     let facts = match check(&incoming) {
@@ -189,9 +191,16 @@ fn discard_log(database: &Path) -> std::io::Result<()> {
     remove_if_there(&with_suffix(database, "-shm"))
 }
 
+/// What a restore that was interrupted left behind is no data: it was never in use.
 fn holds_data(directory: &Path) -> std::io::Result<bool> {
+    let incoming = with_suffix(Path::new(DATABASE_FILE), RESTORING);
+    let no_data = [
+        OsString::from(LOCK_FILE),
+        with_suffix(&incoming, "-journal").into(),
+        incoming.into(),
+    ];
     for entry in std::fs::read_dir(directory)? {
-        if entry?.file_name() != LOCK_FILE {
+        if !no_data.contains(&entry?.file_name()) {
             return Ok(true);
         }
     }

@@ -364,3 +364,19 @@ async fn give_up_or_retry(jobs: &Jobs, mut stored: Stored, error: ServiceError) 
         .await
         .map(|_| ())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_of_a_dead_process_is_taken_over_within_thirty_seconds() {
+        // The lease may have been renewed just before it died, and the others just have looked.
+        let lease = Duration::from_millis(LEASE.unsigned_abs());
+        assert!(lease + POLL <= Duration::from_secs(30));
+        assert!(
+            HEARTBEAT * 3 < lease,
+            "a live worker misses beats without losing its job"
+        );
+    }
+}

@@ -103,17 +103,32 @@ pub(super) fn read_scalar(json: &str) -> Result<Option<Scalar>> {
     })
 }
 
-/// The most that Postgres counts of one word, and the most bytes of words and counts in one document.
-const MAX_COUNT: u32 = 255;
+/// The most bytes of words and counts in one document.
 const MAX_TERMS_BYTES: usize = (1 << 20) - 1;
+/// Postgres keeps at most 255 positions of a word, each with one of four labels. So a count is written
+/// in units: a position stands for 1, 64, 4,096 or 262,144 occurrences by its label, and no count has
+/// more than 63 of each.
+const UNIT_BITS: u32 = 6;
+const LABELS: [&str; 4] = ["", "C", "B", "A"];
+const MAX_COUNT: u32 = (1 << (UNIT_BITS * LABELS.len() as u32)) - 1;
+/// What positions weigh, by label from the smallest unit: parts of the largest, because no weight may be
+/// above one. All are powers of two and no count has more than 24 bits, so sums are exact.
+pub(super) const COUNT_WEIGHTS: &str = "{3.814697265625e-06,0.000244140625,0.015625,1}";
+pub(super) const LARGEST_UNIT: u32 = 1 << (UNIT_BITS * 3);
 
-/// A document's words as a `tsvector`, each with as many positions as it has occurrences, which is
-/// how a count is read back. In a text of very many different words the counts are cut, so that all
-/// the words stay findable; `None` where even that is more than Postgres can index.
+/// How many positions of each label a count has, from the smallest unit.
+fn units(count: u32) -> [u32; LABELS.len()] {
+    std::array::from_fn(|label| (count >> (UNIT_BITS * label as u32)) & ((1 << UNIT_BITS) - 1))
+}
+
+/// A document's words as a `tsvector`, each with positions that tell how often it occurs. In a text of
+/// very many different words the counts are cut, so that all the words stay findable; `None` where even
+/// that is more than Postgres can index.
 pub(super) fn tsvector(terms: &TermCounts) -> Option<String> {
     let size = |most: u32| -> usize {
         let of_word = |(word, count): (&String, &u32)| {
-            word.len().next_multiple_of(2) + 2 + 2 * (*count).min(most) as usize
+            let positions: u32 = units((*count).min(most)).iter().sum();
+            word.len().next_multiple_of(2) + 2 + 2 * positions as usize
         };
         terms.counts.iter().map(of_word).sum()
     };
@@ -123,9 +138,12 @@ pub(super) fn tsvector(terms: &TermCounts) -> Option<String> {
     let mut vector = String::with_capacity(terms.counts.len() * 16);
     for (word, count) in &terms.counts {
         push_lexeme(&mut vector, word);
-        for position in 1..=(*count).min(most) {
-            vector.push(if position == 1 { ':' } else { ',' });
-            vector.push_str(&position.to_string());
+        let labels = units((*count).min(most)).into_iter().zip(LABELS);
+        let labels = labels.flat_map(|(times, label)| std::iter::repeat_n(label, times as usize));
+        for (before, label) in labels.enumerate() {
+            vector.push(if before == 0 { ':' } else { ',' });
+            vector.push_str(&(before + 1).to_string());
+            vector.push_str(label);
         }
         vector.push(' ');
     }
@@ -184,6 +202,23 @@ mod tests {
             fields(&metadata(r#"{"l": [1, [2], {"x": 3}, null]}"#)),
             r#"{"=l":[1,null],"[l":[1,null]}"#
         );
+    }
+
+    #[test]
+    fn a_count_is_written_in_units_of_few_positions() {
+        let written = |count: u32| {
+            let counts = [("w".to_owned(), count)].into_iter().collect();
+            tsvector(&TermCounts { counts, length: 1 }).unwrap()
+        };
+        assert_eq!(written(3), "'w':1,2,3 ");
+        assert_eq!(written(66), "'w':1,2,3C ");
+        assert_eq!(written(4096 + 262_144), "'w':1B,2A ");
+        assert_eq!(written(u32::MAX).matches(',').count(), 4 * 63 - 1);
+        let weights = COUNT_WEIGHTS.trim_matches(['{', '}']).split(',');
+        let values: Vec<f64> = weights.map(|weight| weight.parse().unwrap()).collect();
+        for (label, weight) in values.into_iter().enumerate() {
+            assert_eq!(weight * f64::from(LARGEST_UNIT), f64::from(1 << (6 * label)));
+        }
     }
 
     #[test]

@@ -7,15 +7,33 @@ use super::Thresholds;
 use super::keeper::IndexKind;
 use super::last_seen::Seen;
 use super::statement::Statement;
+use crate::search::fusion_depth;
 
 /// How many rows are drawn to estimate how many match.
 const SAMPLE: u64 = 1000;
 /// How many more than asked for the index gives, to be put in their exact order.
 const OVERSAMPLE: usize = 2;
-/// How many candidates a walk through the index keeps in view (`hnsw.ef_search`) where everything
-/// matches, and how many it can at most.
+/// How many candidates a walk through the index keeps in view (`hnsw.ef_search`) where few are asked
+/// for and everything matches, how many for each that is asked for, and how many it can at most.
 pub(super) const BREADTH: usize = 200;
+const BREADTH_EACH: usize = 6;
 const BROADEST: usize = 1000;
+
+/// How many of the nearest a request needs: those it asks for, or those that are fused with the ranking
+/// by words.
+pub(super) fn depth(request: &SearchRequest) -> usize {
+    match request.text {
+        None => request.limit,
+        Some(_) => fusion_depth(request.limit),
+    }
+}
+
+/// Without more in view, the farther of many neighbours are missed more often than those of a few.
+fn breadth(request: &SearchRequest) -> usize {
+    depth(request)
+        .saturating_mul(BREADTH_EACH)
+        .clamp(BREADTH, BROADEST)
+}
 
 /// What is read of the nearest documents.
 #[derive(Clone, Copy)]
@@ -54,13 +72,13 @@ impl Way {
         };
         let matching = seen.share.map(|share| share * seen.count as f64);
         match matching {
-            _ if request.filter.is_everything() => Self::Index(index, BREADTH),
+            _ if request.filter.is_everything() => Self::Index(index, breadth(request)),
             None => Self::Sample,
             Some(matching) if matching > thresholds.exact_up_to as f64 => {
                 // Of those in view, more are to match than would be in view without the filter: those
                 // that match are less well connected.
-                let breadth = 1.5 * BREADTH as f64 * seen.count as f64 / matching;
-                Self::Index(index, (breadth as usize).clamp(BREADTH, BROADEST))
+                let broader = 1.5 * breadth(request) as f64 * seen.count as f64 / matching;
+                Self::Index(index, (broader as usize).clamp(BREADTH, BROADEST))
             }
             Some(_) => Self::All,
         }
@@ -145,4 +163,51 @@ pub(super) fn sample(table: &str, request: &SearchRequest, count: u64) -> Statem
         .bind(percent.min(100.0) as f32, Type::FLOAT4)
         .push(")");
     sample
+}
+
+#[cfg(test)]
+mod tests {
+    use ragstone_core::Filter;
+    use serde_json::json;
+
+    use super::*;
+
+    const THRESHOLDS: Thresholds = Thresholds {
+        index_from: 10_000,
+        exact_up_to: 25_000,
+        settle: std::time::Duration::ZERO,
+    };
+
+    fn broad(limit: usize, text: Option<&str>, share: Option<f64>) -> usize {
+        let seen = Seen {
+            table: "t".into(),
+            dimensions: Some(384),
+            count: 100_000,
+            share,
+        };
+        let filter = share.map_or_else(|| json!({}), |_| json!({"n": 1}));
+        let request = SearchRequest {
+            filter: Filter::parse(&filter).unwrap(),
+            text: text.map(str::to_owned),
+            limit,
+            ..SearchRequest::default()
+        };
+        match Way::new(THRESHOLDS, &seen, &request) {
+            Way::Index(_, breadth) => breadth,
+            Way::All | Way::Sample => 0,
+        }
+    }
+
+    #[test]
+    fn a_walk_is_the_broader_the_more_is_asked_for_and_the_fewer_match() {
+        assert_eq!(broad(10, None, None), BREADTH);
+        assert_eq!(broad(100, None, None), 600);
+        // Fusion looks deeper than the answer.
+        assert_eq!(broad(10, Some("words"), None), 600);
+        assert_eq!(broad(10, None, Some(0.5)), 600);
+        assert_eq!(broad(50, None, Some(0.6)), 750);
+        assert_eq!(broad(100, None, Some(0.5)), BROADEST);
+        assert_eq!(broad(1000, None, None), BROADEST);
+        assert_eq!(broad(usize::MAX, None, Some(0.3)), BROADEST);
+    }
 }

@@ -12,16 +12,16 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::Thresholds;
-use super::encode::tsquery;
+use super::encode::{COUNT_WEIGHTS, LARGEST_UNIT, tsquery};
 use super::last_seen::{LastSeen, Seen};
-use super::nearest::{Columns, Nearest, Way};
+use super::nearest::{Columns, Nearest, Way, depth};
 use super::pool::Session;
 use super::read::{View, read_document, view};
 use super::siblings::Siblings;
 use super::statement::Statement;
 use crate::error::{Error, Result};
 use crate::index::dense::distance;
-use crate::search::{StageClock, dense_score, fusion_depth};
+use crate::search::{StageClock, dense_score};
 
 /// A sample of fewer rows tells too little to be used again.
 const WORTH_REMEMBERING: i64 = 200;
@@ -66,15 +66,15 @@ async fn begin(
 
 /// The search by meaning that is all of a request, or the deeper one that is half of it.
 fn by_meaning<'a>(table: &'a str, request: &'a SearchRequest, vector: &'a [f32]) -> Nearest<'a> {
-    let (limit, columns) = match request.text {
-        None => (request.limit, Columns::Document),
-        Some(_) => (fusion_depth(request.limit), Columns::Place),
+    let columns = match request.text {
+        None => Columns::Document,
+        Some(_) => Columns::Place,
     };
     Nearest {
         table,
         request,
         vector,
-        limit,
+        limit: depth(request),
         columns,
     }
 }
@@ -283,7 +283,8 @@ impl Search<'_> {
     }
 
     /// BM25 with the constants of the embedded store. How often a word is in a document is what
-    /// `ts_rank_cd` gives for that word alone with all weights one: the number of its positions.
+    /// `ts_rank_cd` gives for that word alone: the sum of the weights of its positions, which stand for
+    /// the units that `encode` writes a count in.
     async fn keyword(&self, text: &str, limit: usize) -> Result<Vec<Scored>> {
         let terms = analyze_query(text);
         if terms.is_empty() {
@@ -298,11 +299,11 @@ impl Search<'_> {
         best.bind(words, Type::TEXT_ARRAY)
             .push(", ")
             .bind(weights, Type::FLOAT4_ARRAY)
-            .push(
+            .push(&format!(
                 ") AS given (word, weight)), posting AS MATERIALIZED (
                      SELECT place, words, word, weight,
-                            ts_rank_cd('{1,1,1,1}', terms, word)::float8 AS count, (",
-            )
+                            ts_rank_cd('{COUNT_WEIGHTS}', terms, word)::float8 * {LARGEST_UNIT} AS count, ("
+            ))
             .matching(self.request)
             .push(&format!(
                 ") AS matches FROM wanted JOIN {table} ON terms @@ word), known AS (

@@ -200,7 +200,12 @@ async fn a_collection_that_another_process_replaced_is_searched_as_it_is() {
     }
 }
 
-fn nearest(vectors: &[Vec<f32>], query: &[f32], passes: impl Fn(usize) -> bool) -> BTreeSet<String> {
+fn nearest(
+    vectors: &[Vec<f32>],
+    query: &[f32],
+    limit: usize,
+    passes: impl Fn(usize) -> bool,
+) -> BTreeSet<String> {
     let cosine = |a: &[f32], b: &[f32]| {
         let dot = |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(x, y)| x * y).sum::<f32>();
         dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
@@ -212,14 +217,20 @@ fn nearest(vectors: &[Vec<f32>], query: &[f32], passes: impl Fn(usize) -> bool) 
         .map(|(n, vector)| (cosine(vector, query), n))
         .collect();
     scored.sort_by(|a, b| b.0.total_cmp(&a.0));
-    scored.iter().take(10).map(|(_, n)| format!("d{n}")).collect()
+    scored.iter().take(limit).map(|(_, n)| format!("d{n}")).collect()
 }
 
-async fn found(store: &PostgresStore, docs: &CollectionName, query: &[f32], filter: &Filter) -> Vec<String> {
+async fn found(
+    store: &PostgresStore,
+    docs: &CollectionName,
+    query: &[f32],
+    limit: usize,
+    filter: &Filter,
+) -> Vec<String> {
     let request = SearchRequest {
         vector: Some(query.to_vec()),
         filter: filter.clone(),
-        limit: 10,
+        limit,
         ..SearchRequest::default()
     };
     let hits = store.search(docs, request).await.unwrap().hits;
@@ -255,21 +266,21 @@ async fn a_large_collection_gets_an_index_that_keeps_its_recall_under_filters() 
                        WHERE relname LIKE 'nearest\\_%' AND indisvalid";
         until_number(&url, indexes, 1).await;
 
-        for percent in [100, 50, 10, 1] {
+        for (limit, percent) in [(10, 100), (10, 50), (10, 10), (10, 1), (100, 100), (100, 50)] {
             let filter = Filter::parse(&json!({"n": {"$lt": percent}})).unwrap();
             let mut right = 0;
             const QUERIES: usize = 20;
             for _ in 0..QUERIES {
                 let query = noise.vector(dimensions);
-                let expected = nearest(&vectors, &query, |n| n % 100 < percent);
-                let hits = found(store, &docs, &query, &filter).await;
-                assert_eq!(hits.len(), 10);
+                let expected = nearest(&vectors, &query, limit, |n| n % 100 < percent);
+                let hits = found(store, &docs, &query, limit, &filter).await;
+                assert_eq!(hits.len(), limit);
                 right += hits.iter().filter(|id| expected.contains(*id)).count();
             }
-            let recall = right as f64 / (10 * QUERIES) as f64;
+            let recall = right as f64 / (limit * QUERIES) as f64;
             assert!(
                 recall >= 0.99,
-                "{recall} of {percent} % at {dimensions} dimensions"
+                "{recall} of the nearest {limit} of {percent} % at {dimensions} dimensions"
             );
         }
         // Whoever deletes and empties does not wait for anything that goes on behind the scenes.

@@ -12,6 +12,7 @@ use crate::common::*;
 
 on_every_store!(
     keyword_scores_are_those_of_bm25,
+    words_that_occur_very_often_are_counted_to_the_end,
     hybrid_fuses_the_ranks_of_both,
     a_filter_means_the_same_in_every_mode,
     an_empty_collection_and_a_large_limit_are_no_errors,
@@ -66,6 +67,38 @@ async fn keyword_scores_are_those_of_bm25(engine: Engine) {
         assert_eq!(rank, place + 1);
         assert!((score - expected).abs() < 1e-5, "{score} {expected}");
         assert_eq!((hit.trail.dense, hit.trail.fused), (None, None));
+    }
+}
+
+/// Postgres keeps no more than 255 positions of a word.
+async fn words_that_occur_very_often_are_counted_to_the_end(engine: Engine) {
+    let home = Home::new(engine).await;
+    let store = home.open().await;
+    let docs = name("docs");
+    store.create_collection(&docs, Metadata::new()).await.unwrap();
+    const COUNTS: [usize; 6] = [63, 64, 260, 999, 5000, 70_000];
+    const LENGTH: usize = 70_001;
+    let text = |count: usize| "zebra ".repeat(count) + &"lion ".repeat(LENGTH - count);
+    let documents = COUNTS
+        .iter()
+        .enumerate()
+        .map(|(n, count)| stored(&format!("d{n}"), &text(*count), json!({}), &[1.0, n as f32]));
+    store.upsert(&docs, batch(documents.collect())).await.unwrap();
+    let request = SearchRequest {
+        text: Some("zebra".into()),
+        ..SearchRequest::default()
+    };
+    let hits = hits(&store, &docs, request).await;
+    assert_eq!(ids(&hits), ["d5", "d4", "d3", "d2", "d1", "d0"]);
+    // The word is in all six documents, and all have the same length.
+    let idf = (1.0f64 + 0.5 / 6.5).ln();
+    for (hit, count) in hits.iter().zip(COUNTS.iter().rev()) {
+        let count = *count as f64;
+        let (score, expected) = (
+            hit.trail.keyword.unwrap().score,
+            idf * count * 2.2 / (count + 1.2),
+        );
+        assert!((score - expected).abs() < 1e-6, "{score} {expected} for {count}");
     }
 }
 

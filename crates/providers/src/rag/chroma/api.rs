@@ -251,9 +251,13 @@ impl ChromaApi {
         &self,
         record: &CollectionRecord,
         records: &Value,
+        patience: Option<Duration>,
     ) -> Result<(), ProviderError> {
-        self.send(record, Call::post(self.path(record, "upsert")).json(records))
-            .await
+        let mut call = Call::post(self.path(record, "upsert")).json(records);
+        if let Some(patience) = patience {
+            call = call.patience(patience);
+        }
+        self.send(record, call).await
     }
 
     pub(super) async fn get(

@@ -1,5 +1,7 @@
 //! Searching by vector, under any filter.
 
+use std::collections::HashSet;
+
 use ragstone_core::document::check_vector;
 use ragstone_core::error::InvalidInput;
 use ragstone_core::model::Role;
@@ -11,12 +13,15 @@ use ragstone_core::{CollectionName, Document, DocumentId, Filter, Metadata};
 use serde_json::{Value, json};
 
 use super::Chroma;
-use super::api::{CollectionRecord, Ranked};
+use super::api::{CollectionRecord, Ranked, Records};
 use super::narrow::{Narrowed, narrow};
 use super::write::check_width;
 
 /// So many ids go into one query.
 const IDS_PER_QUERY: usize = 10_000;
+/// Up to so many documents that Chroma did not come across are looked at here, so many in a request.
+const OVERLOOKED_AT_MOST: usize = 5_000;
+const VECTORS_PER_PAGE: usize = 500;
 
 pub(super) struct Found {
     pub(super) document: Document,
@@ -186,9 +191,17 @@ impl Chroma {
                 }
                 outcome => outcome?,
             };
+        } else if found.len() < top_k && !self.are_all(record, &found).await? {
+            let ids = self.matching_ids(record, filter).await?;
+            found = self.completed(record, vector, &ids, found, top_k).await?;
         }
         found.truncate(top_k);
         Ok(found)
+    }
+
+    /// Whether these are all documents of the collection.
+    async fn are_all(&self, record: &CollectionRecord, found: &[Found]) -> Result<bool, ProviderError> {
+        Ok(self.api.count(record).await? <= found.len() as u64)
     }
 
     async fn best_by_id(
@@ -219,7 +232,67 @@ impl Chroma {
             found.extend(self.ranked(record, &request).await?);
         }
         found.sort_by(|a, b| a.distance.total_cmp(&b.distance));
+        self.completed(record, vector, ids, found, top_k).await
+    }
+
+    /// Parts of Chroma's graph may be out of reach after many documents were replaced or deleted. Where
+    /// it gave fewer of these ids than there are and are wanted, the others are compared here.
+    async fn completed(
+        &self,
+        record: &CollectionRecord,
+        vector: &[f32],
+        ids: &[String],
+        mut found: Vec<Found>,
+        top_k: usize,
+    ) -> Result<Vec<Found>, ProviderError> {
+        if found.len() >= top_k.min(ids.len()) {
+            return Ok(found);
+        }
+        let known: HashSet<&str> = found.iter().map(|hit| hit.document.id.as_str()).collect();
+        let overlooked = ids.iter().map(String::as_str).filter(|id| !known.contains(id));
+        let overlooked: Vec<&str> = overlooked.collect();
+        if overlooked.len() > OVERLOOKED_AT_MOST {
+            tracing::warn!(
+                service = self.api.service(), collection = %record.described.name, found = found.len(),
+                overlooked = overlooked.len(), "ChromaDB finds too few of its documents"
+            );
+            return Ok(found);
+        }
+        let mut query = vector.to_vec();
+        normalise(&mut query);
+        for ids in overlooked.chunks(VECTORS_PER_PAGE) {
+            let request = json!({"ids": ids, "include": ["documents", "metadatas", "embeddings"]});
+            found.extend(self.compared(&query, self.api.get(record, &request).await?)?);
+        }
+        found.sort_by(|a, b| a.distance.total_cmp(&b.distance));
         Ok(found)
+    }
+
+    /// How far documents are from a query of length one.
+    fn compared(&self, query: &[f32], records: Records) -> Result<Vec<Found>, ProviderError> {
+        let count = records.ids.len();
+        let vectors = records.embeddings.unwrap_or_default();
+        let texts = records.documents.unwrap_or_else(|| vec![None; count]);
+        let metadatas = records.metadatas.unwrap_or_else(|| vec![None; count]);
+        if vectors.len() != count {
+            return Err(self.api.bad_answer("documents without vectors"));
+        }
+        records
+            .ids
+            .into_iter()
+            .zip(texts)
+            .zip(metadatas.into_iter().zip(vectors))
+            .map(|((id, text), (metadata, vector))| {
+                let mut vector = vector.ok_or_else(|| self.api.bad_answer("a document without a vector"))?;
+                normalise(&mut vector);
+                let cosine: f32 = query.iter().zip(&vector).map(|(a, b)| a * b).sum();
+                let document = self.read_document(id, text, metadata)?;
+                Ok(Found {
+                    document,
+                    distance: (1.0 - cosine).clamp(0.0, 2.0),
+                })
+            })
+            .collect()
     }
 
     async fn ranked(&self, record: &CollectionRecord, request: &Value) -> Result<Vec<Found>, ProviderError> {

@@ -34,7 +34,7 @@ use crate::http::{Auth, ClientSettings, Policy, ServiceClient};
 pub(super) const LIMITATIONS: &[&str] = &[
     "Dense search is approximate: ChromaDB finds neighbours through an HNSW graph",
     "Keyword and hybrid search go through all texts of a collection, and are refused beyond 10000 documents",
-    "A write of more documents than ChromaDB takes in one request (5461, or 16 MB) is not all or nothing",
+    "A write of more documents than go into one request to ChromaDB (5461, or 16 MB, or 500 that are replaced) is not all or nothing",
     "What takes several requests (filtered pages, filtered deletes, values) may see parts of two states while others write",
     "Two processes that replace the same document at once may leave metadata of both",
     "An export from which documents are deleted meanwhile may leave others out",
@@ -60,6 +60,9 @@ const DOCUMENT_BYTES: usize = 2048;
 const SOON: Duration = Duration::from_secs(1);
 /// Who asks whether the server answers does not want to wait for it.
 const PROBE: Duration = Duration::from_millis(1500);
+/// For one request with documents: of wide vectors, and beside other work, it may rightly take longer
+/// than the 20 s that other calls have.
+const WRITING: Duration = Duration::from_secs(120);
 
 pub struct ChromaStore {
     chroma: Chroma,
@@ -142,7 +145,8 @@ impl ChromaStore {
             record = self.widen(&record).await.map_err(store_error)?;
         }
         let rows: Vec<Row> = documents.into_iter().map(row).collect();
-        self.chroma.store(&record, &rows).await.map_err(store_error)
+        let stored = self.chroma.store(&record, &rows, Some(WRITING)).await;
+        stored.map_err(store_error)
     }
 
     /// Chroma never forgets the width of a collection, not even of an empty one; so that one is made

@@ -1,6 +1,7 @@
 //! Adding and deleting documents.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -18,6 +19,9 @@ use super::codec;
 
 /// Chroma refuses bodies of more than 40 MB; a batch stays well below that.
 const BATCH_BYTES: usize = 16 << 20;
+/// So many documents that are there already go into one request. Chroma mends its graph around each
+/// of them and answers no query meanwhile: 5,461 of 384 numbers took it 67 s, 500 of them 4 s.
+const REPLACED_AT_ONCE: usize = 500;
 
 /// A document as it is sent.
 pub(super) struct Row {
@@ -64,7 +68,7 @@ impl Chroma {
                 kept: Metadata::new(),
             })
             .collect();
-        self.store(&record, &rows).await?;
+        self.store(&record, &rows, None).await?;
         Ok(Added {
             ids: rows.into_iter().map(|row| row.document.id).collect(),
             truncated,
@@ -92,29 +96,42 @@ impl Chroma {
     }
 
     /// Sends documents in as few requests as Chroma takes them in. Each request is stored whole or
-    /// not at all.
-    pub(super) async fn store(&self, record: &CollectionRecord, rows: &[Row]) -> Result<(), ProviderError> {
+    /// not at all. `patience` is what each may take, where that is more than other calls have.
+    pub(super) async fn store(
+        &self,
+        record: &CollectionRecord,
+        rows: &[Row],
+        patience: Option<Duration>,
+    ) -> Result<(), ProviderError> {
         let limits = self.api.pre_flight().await?;
         let mut stored = 0;
+        let mut at_most = limits.max_batch_size;
         while stored < rows.len() {
-            let end = stored + batch_length(&rows[stored..], limits.max_batch_size);
-            let batch = &rows[stored..end];
-            let metadatas = self.replacing_metadata(record, batch).await?;
+            let batch = &rows[stored..];
+            let batch = &batch[..batch_length(batch, at_most)];
+            let old = self.metadata_there(record, batch).await?;
+            let piece = &batch[..piece_length(batch, |id| old.contains_key(id))];
+            // Where some are replaced more are likely to follow, which need not be read to be left out.
+            at_most = if piece.len() < batch.len() {
+                REPLACED_AT_ONCE.min(limits.max_batch_size)
+            } else {
+                limits.max_batch_size
+            };
             let embeddings: Value = if limits.supports_base64_encoding {
-                batch
+                piece
                     .iter()
                     .map(|row| Value::String(base64(&row.vector)))
                     .collect()
             } else {
-                batch.iter().map(|row| json!(row.vector)).collect()
+                piece.iter().map(|row| json!(row.vector)).collect()
             };
             let request = json!({
-                "ids": batch.iter().map(|row| row.document.id.as_str()).collect::<Vec<_>>(),
-                "documents": batch.iter().map(|row| row.document.text.as_str()).collect::<Vec<_>>(),
-                "metadatas": metadatas,
+                "ids": piece.iter().map(|row| row.document.id.as_str()).collect::<Vec<_>>(),
+                "documents": piece.iter().map(|row| row.document.text.as_str()).collect::<Vec<_>>(),
+                "metadatas": piece.iter().map(|row| replacing_metadata(row, &old)).collect::<Vec<_>>(),
                 "embeddings": embeddings,
             });
-            if let Err(error) = self.api.upsert(record, &request).await {
+            if let Err(error) = self.api.upsert(record, &request, patience).await {
                 if stored > 0 {
                     tracing::warn!(
                         service = self.api.service(), collection = %record.described.name, stored,
@@ -123,41 +140,27 @@ impl Chroma {
                 }
                 return Err(error);
             }
-            stored = end;
+            stored += piece.len();
         }
         Ok(())
     }
 
-    /// Chroma merges the metadata of a document that is there already. To replace it, the keys that
-    /// are to go are set to null.
-    async fn replacing_metadata(
+    /// The metadata of those documents that are there already.
+    async fn metadata_there(
         &self,
         record: &CollectionRecord,
         batch: &[Row],
-    ) -> Result<Vec<Metadata>, ProviderError> {
+    ) -> Result<HashMap<String, Metadata>, ProviderError> {
         let ids: Vec<&str> = batch.iter().map(|row| row.document.id.as_str()).collect();
         let there = self
             .api
             .get(record, &json!({"ids": ids, "include": ["metadatas"]}))
             .await?;
         let metadatas = there.metadatas.unwrap_or_default();
-        let old: HashMap<String, Metadata> = there
+        Ok(there
             .ids
             .into_iter()
             .zip(metadatas.into_iter().map(Option::unwrap_or_default))
-            .collect();
-        Ok(batch
-            .iter()
-            .map(|Row { document, kept, .. }| {
-                let mut new = codec::encode(&document.metadata);
-                new.extend(kept.clone());
-                for key in old.get(document.id.as_str()).into_iter().flat_map(Metadata::keys) {
-                    if !new.contains_key(key) {
-                        new.insert(key.clone(), Value::Null);
-                    }
-                }
-                new
-            })
             .collect())
     }
 
@@ -228,6 +231,35 @@ pub(super) fn check_width(
     Err(InvalidInput::new(mismatch.to_string()).into())
 }
 
+/// Chroma merges the metadata of a document that is there already. To replace it, the keys that are
+/// to go are set to null.
+fn replacing_metadata(row: &Row, old: &HashMap<String, Metadata>) -> Metadata {
+    let mut new = codec::encode(&row.document.metadata);
+    new.extend(row.kept.clone());
+    for key in old
+        .get(row.document.id.as_str())
+        .into_iter()
+        .flat_map(Metadata::keys)
+    {
+        if !new.contains_key(key) {
+            new.insert(key.clone(), Value::Null);
+        }
+    }
+    new
+}
+
+/// How many documents of a batch go into one request, so that not too many of them are replaced.
+fn piece_length(batch: &[Row], is_there: impl Fn(&str) -> bool) -> usize {
+    let mut replaced = 0;
+    batch
+        .iter()
+        .take_while(|row| {
+            replaced += usize::from(is_there(row.document.id.as_str()));
+            replaced <= REPLACED_AT_ONCE
+        })
+        .count()
+}
+
 /// How many of the next documents go into one request; at least one.
 fn batch_length(rows: &[Row], max_batch_size: usize) -> usize {
     let mut bytes = 0;
@@ -274,5 +306,28 @@ mod tests {
         assert_eq!(batch_length(&large, 100), 1);
         let huge = [document(BATCH_BYTES * 2)];
         assert_eq!(batch_length(&huge, 100), 1);
+    }
+
+    #[test]
+    fn one_request_replaces_only_so_many_and_adds_any_number() {
+        let rows: Vec<Row> = (0..4 * REPLACED_AT_ONCE)
+            .map(|n| Row {
+                document: Document {
+                    id: DocumentId::parse(n.to_string()).unwrap(),
+                    text: "t".into(),
+                    metadata: Metadata::new(),
+                },
+                vector: vec![1.0; 3],
+                kept: Metadata::new(),
+            })
+            .collect();
+        assert_eq!(piece_length(&rows, |_| false), rows.len());
+        assert_eq!(piece_length(&rows, |_| true), REPLACED_AT_ONCE);
+        let even = |id: &str| id.parse::<usize>().unwrap().is_multiple_of(2);
+        assert_eq!(piece_length(&rows, even), 2 * REPLACED_AT_ONCE);
+        assert_eq!(
+            piece_length(&rows[..REPLACED_AT_ONCE], |_| true),
+            REPLACED_AT_ONCE
+        );
     }
 }
