@@ -37,28 +37,20 @@ impl Models {
         }
     }
 
-    /// The default model first, then the others by their ids.
+    /// In the order of the configuration, so the default model first.
     pub fn embedders(&self) -> impl Iterator<Item = &Arc<dyn Embedder>> {
-        let others = self.embedders.iter();
-        let others = others.filter(|(id, _)| Some(*id) != self.default_id.as_ref());
-        self.default_embedder()
-            .into_iter()
-            .chain(others.map(|(_, embedder)| embedder))
+        self.order.iter().filter_map(|id| self.embedders.get(id))
     }
 
     pub fn default_embedder(&self) -> Option<&Arc<dyn Embedder>> {
-        self.in_order().next()
+        self.embedders().next()
     }
 
     /// A model by its id, or else by the name it was loaded from: the first in the configuration, where
     /// several entries have it.
     pub fn named(&self, name: &str) -> Option<&Arc<dyn Embedder>> {
-        let loaded_from = || self.in_order().find(|e| e.info().name == name);
+        let loaded_from = || self.embedders().find(|e| e.info().name == name);
         self.embedders.get(name).or_else(loaded_from)
-    }
-
-    fn in_order(&self) -> impl Iterator<Item = &Arc<dyn Embedder>> {
-        self.order.iter().filter_map(|id| self.embedders.get(id))
     }
 
     /// The ids, for messages: `a, b`, or `none`.
