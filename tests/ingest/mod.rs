@@ -5,6 +5,7 @@ mod contract;
 mod crash;
 mod harmful;
 mod jobs;
+mod origins;
 
 use std::path::PathBuf;
 

@@ -68,6 +68,18 @@ async fn export_import_and_export_again_gives_the_same_bytes_with_and_without_a_
 }
 
 #[tokio::test]
+async fn what_is_no_file_is_not_replaced_by_an_export() {
+    let server = Setup::without_models().start().await;
+    fill(&server, "docs", 5).await;
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let refused = ragstone(&["export", "docs", text(&socket), "--url", &server.url("")]).await;
+    assert!(refused.failed_with(1).contains("not a file"), "{refused:?}");
+    assert!(!std::fs::metadata(&socket).unwrap().is_file());
+}
+
+#[tokio::test]
 async fn an_import_can_be_renamed_piped_and_repeated_and_leaves_other_collections_alone() {
     let server = Setup::without_models().start().await;
     fill(&server, "docs", 5).await;

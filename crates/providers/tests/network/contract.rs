@@ -46,6 +46,17 @@ async fn returned_list_includes_one_embedding_per_non_skipped_input_chunk() {
     assert_eq!((answer.embeddings.len(), answer.skipped.len()), (2, 1));
 }
 
+/// The contract knows no list of what was skipped; a service without one leaves such chunks out.
+#[tokio::test]
+async fn what_a_service_without_such_a_list_leaves_out_is_skipped() {
+    let (outcome, _) = ask(json!({"embeddings": [embedding("a")]}), &["a", "b"]).await;
+    let answer = outcome.unwrap();
+    assert_eq!(
+        (answer.embeddings.len(), answer.skipped),
+        (1, vec!["b".to_owned()])
+    );
+}
+
 #[tokio::test]
 async fn empty_chunk_list_returns_an_empty_embedding_list() {
     let (outcome, calls) = ask(json!({}), &[]).await;

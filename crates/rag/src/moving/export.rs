@@ -53,6 +53,7 @@ impl ExportFile {
         head: &Head,
         source: &mut PeerSource<'_>,
     ) -> Result<(Self, Begun), ServiceError> {
+        check_place(path).map_err(cannot_write(path))?;
         let broke_off = note_path(path).exists();
         if let Some(export) = Self::resume(path, head)
             && export.is_beginning_of(source).await?
@@ -165,6 +166,16 @@ impl ExportFile {
         let _ = std::fs::remove_file(note_path(&self.path));
         sync_folder(&self.path).map_err(&failed)?;
         Ok(sum)
+    }
+}
+
+/// In the end the export is given its name, and what has it now goes: never a device or a socket.
+fn check_place(path: &Path) -> std::io::Result<()> {
+    match std::fs::metadata(path) {
+        Ok(there) if !there.is_file() => Err(std::io::Error::other(
+            "it is not a file; `-` writes to standard output, which can be led anywhere",
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -103,7 +103,8 @@ impl<R: Read> Read for Utf16AsUtf8<R> {
                 let count = mark.len().min(buffer.len());
                 buffer[..count].copy_from_slice(&mark[..count]);
                 mark.drain(..count);
-                Ok(count)
+                // And what follows: readers guess by the first they are given.
+                Ok(count + self.inner.read(&mut buffer[count..])?)
             }
             State::Beginning | State::AsItIs(_) => self.inner.read(buffer),
             State::Decoding(decoding) => decoding.read(&mut self.inner, buffer),
