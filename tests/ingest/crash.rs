@@ -45,6 +45,11 @@ async fn nothing_is_lost_and_nothing_comes_twice_after_a_kill() {
         delay += 100;
     };
     assert!(finished.status.success());
+    let last: serde_json::Value = serde_json::from_slice(&finished.stdout).unwrap();
+    assert!(
+        last["unchanged"].as_u64().unwrap() > 0,
+        "no kill came after something was stored: {last}"
+    );
     let again = report(&desk.here(&["docs"]));
     assert_eq!(
         (counts(&again), &again["chunks"]["embedded"]),

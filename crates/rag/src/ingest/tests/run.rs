@@ -218,11 +218,18 @@ async fn one_bad_file_does_not_stop_the_rest() {
         kind: Kind::Plain,
         content: Content::Memory(b"\0\0".to_vec()),
     };
+    // It is there when the folder is looked through, and gone when its turn comes.
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("gone.md"), "# Gone").unwrap();
+    let selection =
+        crate::ingest::walk::Selection::new(&[folder.path().display().to_string()], &[], &[]).unwrap();
+    let found = selection.find().files.remove(0);
+    std::fs::remove_file(&found.path).unwrap();
     let vanished = Input {
         source: "gone.md".into(),
-        origin: None,
-        kind: Kind::Markdown,
-        content: Content::File("/no/such/file.md".into()),
+        origin: Some(found.origin),
+        kind: found.kind.unwrap(),
+        content: Content::File(found.path),
     };
     let refused = text("refused.txt", "this is unembeddable");
     let report = bench
