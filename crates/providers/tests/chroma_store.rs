@@ -148,6 +148,7 @@ async fn chromadb_as_a_store() {
     documents_are_moved_in_and_out(&server).await;
     what_it_cannot_do_is_declared_or_refused(&server).await;
     a_filled_collection_is_replaced_whole(&server).await;
+    a_search_sees_the_collection_as_it_is_now(&server).await;
     nothing_is_overlooked_after_many_deletions(&server).await;
     it_goes_away_and_comes_back(&mut server).await;
     it_goes_away_under_load_and_loses_nothing(&mut server).await;
@@ -478,6 +479,37 @@ async fn a_filled_collection_is_replaced_whole(server: &ChromaServer) {
 }
 
 /// ChromaDB's graph keeps what was deleted, and may lose the way to some that came later.
+/// What one process remembers of a collection, another may have replaced.
+async fn a_search_sees_the_collection_as_it_is_now(server: &ChromaServer) {
+    let (store, other, docs) = (store(server), store(server), name("replaced"));
+    let nearest = async |vector: Vec<f32>| {
+        let request = SearchRequest {
+            vector: Some(vector),
+            limit: 5,
+            ..SearchRequest::default()
+        };
+        let outcome = store.search(&docs, request).await?;
+        Ok::<_, StoreError>((outcome.hits.len(), outcome.collection.count))
+    };
+    other.create_collection(&docs, Metadata::new()).await.unwrap();
+    assert_eq!(nearest(noise(1, 8)).await.unwrap(), (0, 0));
+    other.upsert(&docs, numbered(0..3, 1, 8)).await.unwrap();
+    assert_eq!(nearest(noise(1, 8)).await.unwrap(), (3, 3));
+    other.delete_collection(&docs).await.unwrap();
+    assert!(matches!(
+        nearest(noise(1, 8)).await,
+        Err(StoreError::CollectionNotFound(_))
+    ));
+    other.create_collection(&docs, Metadata::new()).await.unwrap();
+    other.upsert(&docs, numbered(0..2, 2, 4)).await.unwrap();
+    assert_eq!(nearest(noise(1, 4)).await.unwrap(), (2, 2));
+    assert!(matches!(
+        nearest(noise(1, 8)).await,
+        Err(StoreError::DimensionMismatch { .. })
+    ));
+    store.delete_collection(&docs).await.unwrap();
+}
+
 async fn nothing_is_overlooked_after_many_deletions(server: &ChromaServer) {
     const COUNT: usize = 300;
     let store = store(server);

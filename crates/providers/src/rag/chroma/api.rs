@@ -38,7 +38,7 @@ pub(super) struct PreFlight {
 /// A collection as Chroma has it; the count is not part of that.
 #[derive(Debug, Clone)]
 pub(super) struct CollectionRecord {
-    id: String,
+    pub(super) id: String,
     pub(super) described: Collection,
     /// The distance its index was built for.
     pub(super) space: String,

@@ -24,6 +24,7 @@ use secrecy::SecretString;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
+use self::search::Remembered;
 use super::api::{ChromaApi, CollectionRecord, Tenancy};
 use super::naming::Naming;
 use super::write::Row;
@@ -68,6 +69,7 @@ pub struct ChromaStore {
     chroma: Chroma,
     /// Replacing metadata means reading it first, so writes of this process take turns.
     writing: Mutex<()>,
+    remembered: Remembered,
 }
 
 impl ChromaStore {
@@ -106,6 +108,7 @@ impl ChromaStore {
                 embedders: Arc::default(),
             },
             writing: Mutex::new(()),
+            remembered: Remembered::default(),
         })
     }
 
@@ -113,15 +116,9 @@ impl ChromaStore {
         &self.chroma.api
     }
 
-    /// With its count. An empty collection has no width: it takes vectors of any.
+    /// With its count.
     async fn described(&self, record: &CollectionRecord) -> Result<Collection, ProviderError> {
-        let count = self.api().count(record).await?;
-        let described = record.described.clone();
-        Ok(Collection {
-            count,
-            dimensions: described.dimensions.filter(|_| count > 0),
-            ..described
-        })
+        Ok(with_count(record, self.api().count(record).await?))
     }
 
     async fn write(&self, name: &CollectionName, documents: Vec<MovedDocument>) -> Result<(), StoreError> {
@@ -228,6 +225,16 @@ impl Kept {
             norm,
             model: self.model,
         }
+    }
+}
+
+/// An empty collection has no width: it takes vectors of any.
+fn with_count(record: &CollectionRecord, count: u64) -> Collection {
+    let described = record.described.clone();
+    Collection {
+        count,
+        dimensions: described.dimensions.filter(|_| count > 0),
+        ..described
     }
 }
 

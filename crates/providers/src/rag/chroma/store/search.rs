@@ -1,7 +1,7 @@
 //! Searching by meaning, by word and by both.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use ragstone_core::filter::{Filter, Scalar};
@@ -16,13 +16,35 @@ use ragstone_core::{CollectionName, Document};
 
 use super::super::api::CollectionRecord;
 use super::super::search::{Found, check_space};
-use super::{ChromaStore, store_error};
+use super::{ChromaStore, store_error, with_count};
 
 /// How much deeper than the answer each ranking goes before the two are fused.
 const FUSION_DEPTH: usize = 4;
 const FUSION_AT_LEAST: usize = 100;
 const SECTION_PAGE: usize = 1_000;
 const LARGEST_SECTION: usize = 10_000;
+
+/// Collections as the last searches saw them: guesses, which cost time where they are wrong and never an
+/// answer.
+#[derive(Default)]
+pub(super) struct Remembered(Mutex<HashMap<CollectionName, CollectionRecord>>);
+
+impl Remembered {
+    const AT_MOST: usize = 1_000;
+
+    fn get(&self, name: &CollectionName) -> Option<CollectionRecord> {
+        let records = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        records.get(name).cloned()
+    }
+
+    fn set(&self, record: &CollectionRecord) {
+        let mut records = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if records.len() >= Self::AT_MOST {
+            records.clear();
+        }
+        records.insert(record.described.name.clone(), record.clone());
+    }
+}
 
 impl ChromaStore {
     pub(super) async fn find(
@@ -34,8 +56,26 @@ impl ChromaStore {
             // Chroma loses the direction of very large and very small numbers.
             normalise(vector);
         }
-        let record = self.api().collection(name).await.map_err(store_error)?;
-        let collection = self.described(&record).await.map_err(store_error)?;
+        let mut stages = Vec::new();
+        let guess = self.remembered.get(name);
+        let (record, guessed) = match &guess {
+            Some(guess) => {
+                // What a search asks for one after the other, at once.
+                let ranked = self.ranked(guess, &request, &mut stages);
+                let (record, count, ranked) =
+                    tokio::join!(self.api().collection(name), self.api().count(guess), ranked);
+                let record = record.map_err(store_error)?;
+                let same = record.id == guess.id && record.described.dimensions == guess.described.dimensions;
+                (record, same.then_some((count, ranked)))
+            }
+            None => (self.api().collection(name).await.map_err(store_error)?, None),
+        };
+        self.remembered.set(&record);
+        let (count, ranked) = match guessed {
+            Some((count, ranked)) => (count.map_err(store_error)?, Some(ranked)),
+            None => (self.api().count(&record).await.map_err(store_error)?, None),
+        };
+        let collection = with_count(&record, count);
         if let (Some(vector), Some(expected)) = (&request.vector, collection.dimensions)
             && vector.len() != expected
         {
@@ -45,13 +85,15 @@ impl ChromaStore {
                 actual: vector.len(),
             });
         }
-        let mut stages = Vec::new();
-        let mut hits = if collection.count == 0 || request.limit == 0 {
-            Vec::new()
-        } else {
-            self.ranked(&record, &request, &mut stages)
-                .await
-                .map_err(store_error)?
+        let mut hits = match ranked {
+            _ if count == 0 || request.limit == 0 => Vec::new(),
+            Some(ranked) => ranked.map_err(store_error)?,
+            None => {
+                stages.clear();
+                self.ranked(&record, &request, &mut stages)
+                    .await
+                    .map_err(store_error)?
+            }
         };
         let mut siblings_cut = false;
         if let Some(request) = &request.siblings {
