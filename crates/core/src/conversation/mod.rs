@@ -77,7 +77,7 @@ pub struct Weights {
 impl Default for Weights {
     fn default() -> Self {
         Self {
-            base: -2.8,
+            base: -2.6,
             personal_pronoun: 0.05,
             impersonal_pronoun: 4.6,
             pointing_word: 1.75,
@@ -87,7 +87,7 @@ impl Default for Weights {
             similarity: 8.0,
             shared_word: 2.1,
             own_word: -0.3,
-            new_name: -3.7,
+            new_name: -3.1,
             reluctance_to_cut: 1.0,
             doubt_of_a_cut: 3.0,
         }
