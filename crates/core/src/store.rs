@@ -226,8 +226,8 @@ pub struct SiblingsRequest {
 pub struct SearchOutcome {
     /// Best first.
     pub hits: Vec<SearchHit>,
-    /// The collection as it stood when it was searched.
-    pub collection: Collection,
+    /// The collection's metadata as it stood when it was searched.
+    pub metadata: Metadata,
     /// Whether siblings were left out because they are too large together.
     pub siblings_cut: bool,
     pub stages: Vec<StageTime>,

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ragstone_core::collection::{Collection, CollectionName};
-use ragstone_core::document::{Document, DocumentId, check_vector};
+use ragstone_core::collection::CollectionName;
+use ragstone_core::document::{Document, DocumentId, Metadata, check_vector};
 use ragstone_core::error::InvalidInput;
 use ragstone_core::filter::Filter;
 use ragstone_core::fusion::{FusionWeights, RankTrail, StageRank};
@@ -104,7 +104,8 @@ pub struct Reranked {
 #[derive(Debug, Default)]
 pub struct Answer {
     pub hits: Vec<Hit>,
-    pub collections: Vec<Collection>,
+    /// Those that were searched, with their metadata.
+    pub collections: Vec<(CollectionName, Metadata)>,
     /// What was asked for and could not be done, without making the answer wrong.
     pub warnings: Vec<String>,
     siblings_cut: bool,
@@ -192,7 +193,7 @@ pub async fn search_several(
 
 struct Found {
     hits: Vec<Hit>,
-    collection: Collection,
+    collection: (CollectionName, Metadata),
     siblings_cut: bool,
     warnings: Vec<String>,
     stages: Vec<StageTime>,
@@ -308,7 +309,7 @@ async fn find(
         .collect();
     Ok(Found {
         hits,
-        collection: outcome.collection,
+        collection: (name.clone(), outcome.metadata),
         siblings_cut: outcome.siblings_cut,
         warnings,
         stages,

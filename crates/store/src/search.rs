@@ -77,7 +77,7 @@ pub(crate) fn search(
     Ok(SearchOutcome {
         hits,
         siblings_cut,
-        collection: view.collection,
+        metadata: view.collection.metadata,
         stages: clock.stages,
     })
 }

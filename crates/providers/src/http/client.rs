@@ -53,6 +53,8 @@ pub enum Repeat {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Breaking {
     Obeyed,
+    /// The same, but what the service answers itself does not open it: only that nobody answers does.
+    ByOutages,
     /// The call is there to find out how the service is.
     Ignored,
 }
@@ -72,6 +74,13 @@ impl Call {
 
     pub fn delete(path: impl Into<String>) -> Self {
         Self::new(Method::DELETE, path)
+    }
+
+    fn is_outage(&self, status: u16) -> bool {
+        match self.breaking {
+            Breaking::ByOutages => matches!(status, 502..=504),
+            Breaking::Obeyed | Breaking::Ignored => status >= 500,
+        }
     }
 
     /// `path` is relative to the base URL and already encoded.
@@ -269,13 +278,14 @@ impl Inner {
     async fn guarded(&self, call: &Call, body: Option<&mut Vec<u8>>) -> Result<Response, CallError> {
         let permit = match call.breaking {
             Breaking::Ignored => self.breaker.enter_anyway(),
-            Breaking::Obeyed => self
-                .breaker
-                .enter()
-                .map_err(|retry_after| CallError::CircuitOpen {
-                    service: self.service.clone(),
-                    retry_after,
-                })?,
+            Breaking::Obeyed | Breaking::ByOutages => {
+                self.breaker
+                    .enter()
+                    .map_err(|retry_after| CallError::CircuitOpen {
+                        service: self.service.clone(),
+                        retry_after,
+                    })?
+            }
         };
         let patience = call.patience.unwrap_or(self.policy.deadline);
         let deadline = operation::deadline(patience);
@@ -287,7 +297,9 @@ impl Inner {
         match &outcome {
             Err(CallError::DeadlineExceeded { .. }) if is_cut => {}
             Err(CallError::Unreachable { .. } | CallError::DeadlineExceeded { .. }) => permit.failed(),
-            Err(error) if error.status().is_some_and(|status| status >= 500) && !error.is_considered() => {
+            Err(error)
+                if error.status().is_some_and(|status| call.is_outage(status)) && !error.is_considered() =>
+            {
                 permit.failed();
             }
             _ => permit.succeeded(),

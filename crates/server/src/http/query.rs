@@ -354,14 +354,14 @@ fn answer_body(answer: Answer, query: &Query, several: bool, explain: bool) -> Q
         answer
             .collections
             .into_iter()
-            .map(|c| (c.name.to_string(), Value::Object(c.metadata)))
+            .map(|(name, metadata)| (name.to_string(), Value::Object(metadata)))
             .collect()
     } else {
         answer
             .collections
             .into_iter()
             .next()
-            .map(|c| c.metadata)
+            .map(|(_, metadata)| metadata)
             .unwrap_or_default()
     };
     let millis = |time: std::time::Duration| Value::from((time.as_secs_f64() * 1e6).round() / 1e3);

@@ -119,7 +119,7 @@ pub(super) async fn search(
     Ok(SearchOutcome {
         hits,
         siblings_cut,
-        collection: view.collection,
+        metadata: view.collection.metadata,
         stages: clock.stages,
     })
 }

@@ -33,6 +33,13 @@ impl PostgresUrl {
         if config.get_hosts().is_empty() {
             return Err(Error::DatabaseUrl("it names no host".into()));
         }
+        // The end of a password, which would be shown as part of the address.
+        let has_at = |host: &Host| matches!(host, Host::Tcp(name) if name.contains('@'));
+        if config.get_hosts().iter().any(has_at) {
+            return Err(Error::DatabaseUrl(
+                "it has more than one '@': in a user or password write it as %40".into(),
+            ));
+        }
         if config.get_user().is_none() {
             return Err(Error::DatabaseUrl("it names no user".into()));
         }
@@ -119,6 +126,7 @@ mod tests {
             "postgres://:hunter2@",
             "postgres:///rag?password=hunter2",
             "postgres://ann:hunter2@db/rag?sslrootcert=/x",
+            "postgres://ann:an@hunter2@db/rag",
         ] {
             let refusal = PostgresUrl::parse(bad).unwrap_err().to_string();
             assert!(!refusal.contains("hunter2"), "{refusal}");

@@ -227,7 +227,7 @@ async fn search_ranks_by_meaning_by_word_and_by_both(engine: Engine) {
             .search(&docs, SearchRequest { limit: 10, ..request })
             .await
             .unwrap();
-        assert_eq!(outcome.collection.metadata, metadata(json!({"k": "v"})));
+        assert_eq!(outcome.metadata, metadata(json!({"k": "v"})));
         outcome
             .hits
             .into_iter()

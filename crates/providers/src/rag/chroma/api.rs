@@ -286,7 +286,10 @@ impl ChromaApi {
         record: &CollectionRecord,
         request: &Value,
     ) -> Result<Ranked, ProviderError> {
-        let call = Call::post(self.path(record, "query")).json(request);
+        // A query that loses a race with a writer is a 500.
+        let call = Call::post(self.path(record, "query"))
+            .json(request)
+            .breaking(Breaking::ByOutages);
         self.client
             .call_json(call)
             .await
@@ -369,9 +372,17 @@ impl ChromaApi {
 }
 
 fn not_found(error: CallError, name: &CollectionName) -> ProviderError {
-    // A tenant or database that does not exist is a 404 as well, of another message.
-    let of_collection = matches!(&error, CallError::Answered(answer)
-        if answer.status == 404 && answer.message().is_some_and(|m| m.starts_with("Collection")));
+    let CallError::Answered(answer) = &error else {
+        return error.into();
+    };
+    let message = answer.message().unwrap_or_default();
+    let of_collection = match answer.status {
+        // A tenant or database that does not exist is a 404 as well, of another message.
+        404 => message.starts_with("Collection") || message.contains("Collection ["),
+        // It is being deleted.
+        412 => message.contains("Missing metadata segment"),
+        _ => false,
+    };
     if of_collection {
         ProviderError::CollectionNotFound(name.clone())
     } else {

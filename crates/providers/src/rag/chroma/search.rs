@@ -1,6 +1,6 @@
 //! Searching by vector, under any filter.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use ragstone_core::document::check_vector;
 use ragstone_core::error::InvalidInput;
@@ -127,14 +127,8 @@ impl Chroma {
             return self.best(record, vector, filter, top_k).await;
         };
         let ids: Vec<String> = ids.iter().map(|id| id.as_str().to_owned()).collect();
-        let found = match self.best_matching(record, vector, filter, &ids, top_k).await {
-            // As in `best`: an id that is deleted meanwhile makes Chroma fail.
-            Err(ProviderError::Call(error)) if error.status() == Some(500) => {
-                self.best_matching(record, vector, filter, &ids, top_k).await
-            }
-            outcome => outcome,
-        };
-        let mut found = found?;
+        let matching = || self.best_matching(record, vector, filter, &ids, top_k);
+        let mut found = once_more(matching).await?;
         found.truncate(top_k);
         Ok(found)
     }
@@ -177,20 +171,14 @@ impl Chroma {
             top_k * 2 + 10
         };
         request["n_results"] = asked.into();
-        let candidates = self.ranked(record, &request).await?;
+        let candidates = once_more(|| self.ranked(record, &request)).await?;
         let exhausted = candidates.len() < asked;
         let mut found: Vec<Found> = candidates
             .into_iter()
             .filter(|candidate| filter.matches(&candidate.document.metadata))
             .collect();
         if found.len() < top_k && !exhausted {
-            found = match self.best_by_id(record, vector, filter, top_k).await {
-                // An id that is deleted meanwhile makes Chroma fail; its successor list has it no more.
-                Err(ProviderError::Call(error)) if error.status() == Some(500) => {
-                    self.best_by_id(record, vector, filter, top_k).await?
-                }
-                outcome => outcome?,
-            };
+            found = once_more(|| self.best_by_id(record, vector, filter, top_k)).await?;
         } else if found.len() < top_k && !self.are_all(record, &found).await? {
             let ids = self.matching_ids(record, filter).await?;
             found = self.completed(record, vector, &ids, found, top_k).await?;
@@ -213,6 +201,24 @@ impl Chroma {
     ) -> Result<Vec<Found>, ProviderError> {
         let ids = self.matching_ids(record, filter).await?;
         self.best_among(record, vector, &ids, top_k).await
+    }
+
+    /// The best of these ids, most likely all of them there.
+    pub(super) async fn best_there(
+        &self,
+        record: &CollectionRecord,
+        vector: &[f32],
+        ids: &[String],
+        top_k: usize,
+    ) -> Result<Vec<Found>, ProviderError> {
+        match self.best_among(record, vector, ids, top_k).await {
+            Err(error) if lost_a_race(&error) => {
+                let any = Filter::default();
+                let matching = || self.best_matching(record, vector, &any, ids, top_k);
+                once_more(matching).await
+            }
+            outcome => outcome,
+        }
     }
 
     /// The best of these ids, all of which must be there.
@@ -311,7 +317,10 @@ impl Chroma {
         if [distances.len(), texts.len(), metadatas.len()] != [count; 3] {
             return Err(self.api.bad_answer("its columns have different lengths"));
         }
-        ids.into_iter()
+        let is_bare = |n: &usize| texts[*n].is_none() && metadatas[*n].is_none();
+        let bare: Vec<String> = (0..count).filter(is_bare).map(|n| ids[n].clone()).collect();
+        let mut found = ids
+            .into_iter()
             .zip(texts)
             .zip(metadatas)
             .zip(distances)
@@ -324,7 +333,38 @@ impl Chroma {
                 let document = self.read_document(id, text, metadata)?;
                 Ok(Found { document, distance })
             })
-            .collect()
+            .collect::<Result<Vec<_>, ProviderError>>()?;
+        if !bare.is_empty() {
+            self.look_again(record, &bare, &mut found).await?;
+        }
+        Ok(found)
+    }
+
+    /// Hits without text and metadata are documents that other clients left so, or, much more often, such
+    /// as are deleted at this moment.
+    async fn look_again(
+        &self,
+        record: &CollectionRecord,
+        bare: &[String],
+        found: &mut Vec<Found>,
+    ) -> Result<(), ProviderError> {
+        let there = self.documents_by_id(record, bare).await?;
+        let mut there: HashMap<String, Document> = there
+            .into_iter()
+            .map(|document| (document.id.as_str().to_owned(), document))
+            .collect();
+        let bare: HashSet<&str> = bare.iter().map(String::as_str).collect();
+        found.retain_mut(|hit| {
+            let id = hit.document.id.as_str();
+            if !bare.contains(id) {
+                return true;
+            }
+            there.remove(id).is_some_and(|document| {
+                hit.document = document;
+                true
+            })
+        });
+        Ok(())
     }
 
     /// The documents that share a scalar of a field with a hit, itself included, in order; `None` where
@@ -352,6 +392,22 @@ impl Chroma {
                 .collect(),
         ))
     }
+}
+
+/// Chroma finds the ids first and what belongs to them later, and fails where one is deleted in between;
+/// the next time it is not among them.
+async fn once_more<T, Answer>(ask: impl Fn() -> Answer) -> Result<T, ProviderError>
+where
+    Answer: Future<Output = Result<T, ProviderError>>,
+{
+    match ask().await {
+        Err(error) if lost_a_race(&error) => ask().await,
+        outcome => outcome,
+    }
+}
+
+pub(super) fn lost_a_race(error: &ProviderError) -> bool {
+    matches!(error, ProviderError::Call(error) if error.status() == Some(500))
 }
 
 pub(super) fn check_space(record: &CollectionRecord) -> Result<(), ProviderError> {

@@ -6,7 +6,9 @@
 //! cannot promise.
 
 mod keyword;
+mod remembered;
 mod search;
+mod turns;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,9 +24,10 @@ use ragstone_core::vector::normalise;
 use ragstone_core::{Collection, CollectionName, Document, DocumentId, Filter, Metadata};
 use secrecy::SecretString;
 use serde_json::{Value, json};
-use tokio::sync::Mutex;
+use tokio::sync::OwnedMutexGuard;
 
-use self::search::Remembered;
+use self::remembered::Remembered;
+use self::turns::Turns;
 use super::api::{ChromaApi, CollectionRecord, Tenancy};
 use super::naming::Naming;
 use super::write::Row;
@@ -38,10 +41,12 @@ pub(super) const LIMITATIONS: &[&str] = &[
     "A write of more documents than go into one request to ChromaDB (5461, or 16 MB, or 500 that are replaced) is not all or nothing",
     "What takes several requests (filtered pages, filtered deletes, values) may see parts of two states while others write",
     "Two processes that replace the same document at once may leave metadata of both",
+    "Of two processes that merge metadata into a collection at once, what one of them merged may be lost",
+    "Documents equally far from a query come in any order, not in that of their insertion",
     "An export from which documents are deleted meanwhile may leave others out",
     "Vectors come back with their last bits rounded",
     "How much ChromaDB stores is not known: storage_bytes is 0",
-    "Emptying a collection whose vectors then change width makes it anew, in two requests",
+    "An emptied collection whose vectors change width is made anew, in two requests: what fails in between, or another process adds, is lost with it",
     "Jobs, agent memory, conversations and the embedding ledger are kept in the data directory of this process",
 ];
 
@@ -58,6 +63,7 @@ const EXPORT_BYTES: usize = 16 << 20;
 /// About what a number of a vector, and a document without its vector, take in an answer.
 const NUMBER_BYTES: usize = 12;
 const DOCUMENT_BYTES: usize = 2048;
+const DEADLINE: Duration = Duration::from_secs(20);
 const SOON: Duration = Duration::from_secs(1);
 /// Who asks whether the server answers does not want to wait for it.
 const PROBE: Duration = Duration::from_millis(1500);
@@ -67,8 +73,7 @@ const WRITING: Duration = Duration::from_secs(120);
 
 pub struct ChromaStore {
     chroma: Chroma,
-    /// Replacing metadata means reading it first, so writes of this process take turns.
-    writing: Mutex<()>,
+    turns: Turns,
     remembered: Remembered,
 }
 
@@ -82,6 +87,11 @@ impl ChromaStore {
             Some(("chromas", rest)) => ("https", rest),
             _ => return Err(problem("must be chroma://HOST:PORT or chromas://HOST:PORT")),
         };
+        if rest.contains('@') {
+            return Err(problem(
+                "must not contain credentials: a token comes from RAGSTONE_CHROMA_TOKEN",
+            ));
+        }
         let mut parts = rest.split('/').filter(|part| !part.is_empty());
         let host = parts.next().ok_or_else(|| problem("must name a host"))?;
         let tenancy = match (parts.next(), parts.next(), parts.next()) {
@@ -94,7 +104,7 @@ impl ChromaStore {
             settings.auth = Auth::Bearer(token);
         }
         settings.policy = Policy {
-            deadline: Duration::from_secs(20),
+            deadline: DEADLINE,
             max_attempts: 2,
             first_delay: Duration::from_millis(200),
             max_answer_bytes: MAX_ANSWER_BYTES,
@@ -107,7 +117,7 @@ impl ChromaStore {
                 api: ChromaApi::new(ServiceClient::new(settings)?, &tenancy, Naming::Wrapped),
                 embedders: Arc::default(),
             },
-            writing: Mutex::new(()),
+            turns: Turns::default(),
             remembered: Remembered::default(),
         })
     }
@@ -116,13 +126,31 @@ impl ChromaStore {
         &self.chroma.api
     }
 
+    /// Until this is dropped, no other call of this process writes to the collection.
+    async fn turn(&self, name: &CollectionName) -> Result<OwnedMutexGuard<()>, StoreError> {
+        let turn = self.turns.take(name, DEADLINE).await;
+        turn.ok_or_else(|| does_not_answer(SOON))
+    }
+
     /// With its count.
     async fn described(&self, record: &CollectionRecord) -> Result<Collection, ProviderError> {
         Ok(with_count(record, self.api().count(record).await?))
     }
 
+    /// The metadata of the first and of the last document, of one that is both twice.
+    async fn first_and_last(&self, record: &CollectionRecord) -> Result<Vec<Metadata>, ProviderError> {
+        let at = async |offset: u64| {
+            let one = json!({"include": ["metadatas"], "limit": 1, "offset": offset});
+            let found = self.api().get(record, &one).await?;
+            Ok::<_, ProviderError>(found.metadatas.into_iter().flatten().next().flatten())
+        };
+        let last = async { at(self.api().count(record).await?.saturating_sub(1)).await };
+        let (first, last) = tokio::try_join!(at(0), last)?;
+        Ok(first.into_iter().chain(last).collect())
+    }
+
     async fn write(&self, name: &CollectionName, documents: Vec<MovedDocument>) -> Result<(), StoreError> {
-        let _turn = self.writing.lock().await;
+        let _turn = self.turn(name).await?;
         let mut record = self.api().collection(name).await.map_err(store_error)?;
         let Some(width) = documents.first().map(|moved| moved.vector.len()) else {
             return Ok(());
@@ -321,19 +349,19 @@ impl Store for ChromaStore {
     }
 
     async fn collection(&self, name: &CollectionName) -> Result<Collection, StoreError> {
-        let record = self.api().collection(name).await.map_err(store_error)?;
-        self.described(&record).await.map_err(store_error)
+        let (record, count) = self
+            .ask_of(name, |record| async move { self.api().count(&record).await })
+            .await?;
+        Ok(with_count(&record, count))
     }
 
     async fn vector_models(&self, name: &CollectionName) -> Result<Vec<ModelIdentity>, StoreError> {
-        let record = self.api().collection(name).await.map_err(store_error)?;
-        let count = self.api().count(&record).await.map_err(store_error)?;
+        let (_, metadatas) = self
+            .ask_of(name, |record| async move { self.first_and_last(&record).await })
+            .await?;
         let mut models = Vec::new();
-        for offset in [0, count.saturating_sub(1)] {
-            let one = json!({"include": ["metadatas"], "limit": 1, "offset": offset});
-            let found = self.api().get(&record, &one).await.map_err(store_error)?;
-            let metadata = found.metadatas.into_iter().flatten().next().flatten();
-            let model = Kept::read(metadata.as_ref()).model;
+        for metadata in metadatas {
+            let model = Kept::read(Some(&metadata)).model;
             models.extend(model.filter(|model| !models.contains(model)));
         }
         Ok(models)
@@ -345,7 +373,7 @@ impl Store for ChromaStore {
         metadata: Metadata,
         update: MetadataUpdate,
     ) -> Result<Metadata, StoreError> {
-        let _turn = self.writing.lock().await;
+        let _turn = self.turn(name).await?;
         self.chroma
             .change_metadata(name, metadata, update)
             .await
@@ -353,7 +381,7 @@ impl Store for ChromaStore {
     }
 
     async fn delete_collection(&self, name: &CollectionName) -> Result<(), StoreError> {
-        let _turn = self.writing.lock().await;
+        let _turn = self.turn(name).await?;
         self.api().delete_collection(name).await.map_err(store_error)
     }
 
@@ -385,12 +413,12 @@ impl Store for ChromaStore {
     }
 
     async fn delete_documents(&self, name: &CollectionName, selection: Selection) -> Result<u64, StoreError> {
-        let _turn = self.writing.lock().await;
+        let _turn = self.turn(name).await?;
         self.chroma.delete(name, selection).await.map_err(store_error)
     }
 
     async fn empty(&self, name: &CollectionName) -> Result<u64, StoreError> {
-        let _turn = self.writing.lock().await;
+        let _turn = self.turn(name).await?;
         let record = self.api().collection(name).await.map_err(store_error)?;
         self.api().delete_all(&record).await.map_err(store_error)
     }
@@ -448,5 +476,13 @@ mod tests {
         let error = store_error(CallError::Answered(Box::new(answer)).into());
         let reason = error.source().map(ToString::to_string).unwrap_or_default();
         assert!(reason.contains("RAGSTONE_CHROMA_TOKEN"), "{reason}");
+    }
+
+    #[test]
+    fn an_address_with_credentials_is_told_where_the_token_comes_from() {
+        let refused = ChromaStore::connect("chroma://ann:hunter2@host:8000", None);
+        let message = refused.err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(message.contains("RAGSTONE_CHROMA_TOKEN"), "{message}");
+        assert!(!message.contains("hunter2"), "{message}");
     }
 }

@@ -101,7 +101,7 @@ pub(super) fn answer(answer: Answer, query: &Query, explain: Explain) -> Provide
         .collections
         .into_iter()
         .next()
-        .map(|collection| collection.metadata);
+        .map(|(_, metadata)| metadata);
     ProviderAnswer {
         hits: answer
             .hits

@@ -1,7 +1,7 @@
 //! Searching by meaning, by word and by both.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use ragstone_core::filter::{Filter, Scalar};
@@ -15,36 +15,14 @@ use ragstone_core::vector::normalise;
 use ragstone_core::{CollectionName, Document};
 
 use super::super::api::CollectionRecord;
-use super::super::search::{Found, check_space};
-use super::{ChromaStore, store_error, with_count};
+use super::super::search::{Found, check_space, lost_a_race};
+use super::ChromaStore;
 
 /// How much deeper than the answer each ranking goes before the two are fused.
 const FUSION_DEPTH: usize = 4;
 const FUSION_AT_LEAST: usize = 100;
 const SECTION_PAGE: usize = 1_000;
 const LARGEST_SECTION: usize = 10_000;
-
-/// Collections as the last searches saw them: guesses, which cost time where they are wrong and never an
-/// answer.
-#[derive(Default)]
-pub(super) struct Remembered(Mutex<HashMap<CollectionName, CollectionRecord>>);
-
-impl Remembered {
-    const AT_MOST: usize = 1_000;
-
-    fn get(&self, name: &CollectionName) -> Option<CollectionRecord> {
-        let records = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        records.get(name).cloned()
-    }
-
-    fn set(&self, record: &CollectionRecord) {
-        let mut records = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if records.len() >= Self::AT_MOST {
-            records.clear();
-        }
-        records.insert(record.described.name.clone(), record.clone());
-    }
-}
 
 impl ChromaStore {
     pub(super) async fn find(
@@ -56,45 +34,8 @@ impl ChromaStore {
             // Chroma loses the direction of very large and very small numbers.
             normalise(vector);
         }
-        let mut stages = Vec::new();
-        let guess = self.remembered.get(name);
-        let (record, guessed) = match &guess {
-            Some(guess) => {
-                // What a search asks for one after the other, at once.
-                let ranked = self.ranked(guess, &request, &mut stages);
-                let (record, count, ranked) =
-                    tokio::join!(self.api().collection(name), self.api().count(guess), ranked);
-                let record = record.map_err(store_error)?;
-                let same = record.id == guess.id && record.described.dimensions == guess.described.dimensions;
-                (record, same.then_some((count, ranked)))
-            }
-            None => (self.api().collection(name).await.map_err(store_error)?, None),
-        };
-        self.remembered.set(&record);
-        let (count, ranked) = match guessed {
-            Some((count, ranked)) => (count.map_err(store_error)?, Some(ranked)),
-            None => (self.api().count(&record).await.map_err(store_error)?, None),
-        };
-        let collection = with_count(&record, count);
-        if let (Some(vector), Some(expected)) = (&request.vector, collection.dimensions)
-            && vector.len() != expected
-        {
-            return Err(StoreError::DimensionMismatch {
-                collection: name.clone(),
-                expected,
-                actual: vector.len(),
-            });
-        }
-        let mut hits = match ranked {
-            _ if count == 0 || request.limit == 0 => Vec::new(),
-            Some(ranked) => ranked.map_err(store_error)?,
-            None => {
-                stages.clear();
-                self.ranked(&record, &request, &mut stages)
-                    .await
-                    .map_err(store_error)?
-            }
-        };
+        let (record, (mut hits, mut stages)) =
+            self.ask_of(name, |record| self.ranked(record, &request)).await?;
         let mut siblings_cut = false;
         if let Some(request) = &request.siblings {
             let start = Instant::now();
@@ -103,7 +44,7 @@ impl ChromaStore {
         }
         Ok(SearchOutcome {
             hits,
-            collection,
+            metadata: record.described.metadata.clone(),
             siblings_cut,
             stages,
         })
@@ -154,16 +95,63 @@ impl ChromaStore {
 
     async fn ranked(
         &self,
+        record: Arc<CollectionRecord>,
+        request: &SearchRequest,
+    ) -> Result<(Vec<SearchHit>, Vec<StageTime>), ProviderError> {
+        let record = record.as_ref();
+        if request.limit == 0 || !self.is_comparable(record, request.vector.as_deref()).await? {
+            return Ok(Default::default());
+        }
+        match self.ranked_by(record, request).await {
+            // While its first documents are on their way, and for good where their writer died,
+            // ChromaDB has nothing to search in and fails.
+            Err(error) if lost_a_race(&error) => {
+                if self.api().count(record).await? == 0 {
+                    return Ok(Default::default());
+                }
+                self.ranked_by(record, request).await
+            }
+            ranked => ranked,
+        }
+    }
+
+    async fn ranked_by(
+        &self,
         record: &CollectionRecord,
         request: &SearchRequest,
-        stages: &mut Vec<StageTime>,
-    ) -> Result<Vec<SearchHit>, ProviderError> {
-        match (&request.vector, &request.text) {
-            (Some(vector), None) => self.by_meaning(record, request, vector, stages).await,
-            (None, Some(text)) => self.by_words(record, request, text, stages).await,
-            (Some(vector), Some(text)) => self.by_both(record, request, vector, text, stages).await,
-            (None, None) => Ok(Vec::new()),
+    ) -> Result<(Vec<SearchHit>, Vec<StageTime>), ProviderError> {
+        let mut stages = Vec::new();
+        let hits = match (&request.vector, &request.text) {
+            (Some(vector), None) => self.by_meaning(record, request, vector, &mut stages).await?,
+            (None, Some(text)) => self.by_words(record, request, text, &mut stages).await?,
+            (Some(vector), Some(text)) => self.by_both(record, request, vector, text, &mut stages).await?,
+            (None, None) => Vec::new(),
+        };
+        Ok((hits, stages))
+    }
+
+    /// Whether there is anything that a vector can be compared with. An empty collection takes vectors of
+    /// any width; ChromaDB, which remembers what it held, does not.
+    async fn is_comparable(
+        &self,
+        record: &CollectionRecord,
+        vector: Option<&[f32]>,
+    ) -> Result<bool, ProviderError> {
+        let Some(expected) = record.described.dimensions else {
+            return Ok(false);
+        };
+        let Some(actual) = vector.map(<[f32]>::len).filter(|actual| *actual != expected) else {
+            return Ok(true);
+        };
+        if self.api().count(record).await? == 0 {
+            return Ok(false);
         }
+        let mismatch = StoreError::DimensionMismatch {
+            collection: record.described.name.clone(),
+            expected,
+            actual,
+        };
+        Err(ProviderError::Store(mismatch))
     }
 
     async fn by_meaning(
@@ -273,7 +261,7 @@ impl ChromaStore {
             .filter_map(|(place, _)| words.ids.get(*place as usize).cloned())
             .collect();
         if !far.is_empty() {
-            for hit in self.chroma.best_among(record, vector, &far, far.len()).await? {
+            for hit in self.chroma.best_there(record, vector, &far, far.len()).await? {
                 if let Some(place) = words.places.get(hit.document.id.as_str()) {
                     distances.insert(*place, hit.distance);
                 }

@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "../common/mod.rs"]
 mod common;
+mod races;
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -86,7 +88,8 @@ impl Pair {
         let mut answers = Vec::new();
         for store in self.both() {
             let outcome = store.search(&self.docs, request.clone()).await.unwrap();
-            assert_eq!(outcome.collection.count, 40);
+            let collection = store.collection(&self.docs).await.unwrap();
+            assert_eq!((outcome.metadata, 40), (collection.metadata, collection.count));
             answers.push(outcome.hits);
         }
         let ids = |at: usize| {
@@ -150,6 +153,9 @@ async fn chromadb_as_a_store() {
     a_filled_collection_is_replaced_whole(&server).await;
     a_search_sees_the_collection_as_it_is_now(&server).await;
     nothing_is_overlooked_after_many_deletions(&server).await;
+    races::a_collection_is_searched_while_it_gets_its_first_documents(&server).await;
+    races::what_is_deleted_meanwhile_is_found_whole_or_not_at_all(&server).await;
+    races::collections_come_and_go_beside_readers(&server).await;
     it_goes_away_and_comes_back(&mut server).await;
     it_goes_away_under_load_and_loses_nothing(&mut server).await;
 }
@@ -489,7 +495,7 @@ async fn a_search_sees_the_collection_as_it_is_now(server: &ChromaServer) {
             ..SearchRequest::default()
         };
         let outcome = store.search(&docs, request).await?;
-        Ok::<_, StoreError>((outcome.hits.len(), outcome.collection.count))
+        Ok::<_, StoreError>((outcome.hits.len(), store.collection(&docs).await?.count))
     };
     other.create_collection(&docs, Metadata::new()).await.unwrap();
     assert_eq!(nearest(noise(1, 8)).await.unwrap(), (0, 0));
