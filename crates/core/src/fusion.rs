@@ -181,7 +181,8 @@ pub struct Wording<K> {
 /// likelihood over all hits, exponential in their scores, and a hit's score is its likelihood in the
 /// mixture of them; best first, ties go to the smaller key. Against a sum of scores this means: a
 /// wording that singles out a document outweighs one that finds many alike, and what leads in one is
-/// not beaten by what is second in all.
+/// not beaten by what is second in all. How likely each wording is the right one is said with it, and
+/// judged once more by what it found.
 pub fn mix_wordings<K: Clone + Ord + std::hash::Hash>(wordings: &[Wording<K>]) -> Vec<(K, f64)> {
     // Ordered, so that the rounding of sums does not depend on chance.
     let mut mixture: std::collections::BTreeMap<K, f64> = wordings
@@ -190,19 +191,72 @@ pub fn mix_wordings<K: Clone + Ord + std::hash::Hash>(wordings: &[Wording<K>]) -
         .flatten()
         .map(|(key, _)| (key.clone(), 0.0))
         .collect();
-    for wording in wordings {
-        let sureness = sureness(wording);
-        // Hits of other wordings are as unlikely as one that is worth nothing here.
-        let most = sureness.values().copied().fold(0.0, f64::max);
-        let likelihood = |key: &K| (sureness.get(key).copied().unwrap_or(0.0) - most).exp();
-        let total: f64 = mixture.keys().map(likelihood).sum();
-        for (key, score) in &mut mixture {
-            *score += wording.weight * likelihood(key) / total;
+    let distributions: Vec<Vec<f64>> = wordings
+        .iter()
+        .map(|wording| distribution(wording, mixture.keys()))
+        .collect();
+    let weights = weighed_by_what_was_found(wordings, &distributions);
+    for (weight, distribution) in weights.iter().zip(&distributions) {
+        for (score, likelihood) in mixture.values_mut().zip(distribution) {
+            *score += weight * likelihood;
         }
     }
     let mut mixed: Vec<(K, f64)> = mixture.into_iter().collect();
     mixed.sort_by(|a, b| b.1.total_cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
     mixed
+}
+
+/// How likely each key is by one wording; they add up to 1.
+fn distribution<'a, K: Clone + Ord + std::hash::Hash + 'a>(
+    wording: &Wording<K>,
+    keys: impl Iterator<Item = &'a K>,
+) -> Vec<f64> {
+    let sureness = sureness(wording);
+    // Hits of other wordings are as unlikely as one that is worth nothing here.
+    let most = sureness.values().copied().fold(0.0, f64::max);
+    let mut likelihoods: Vec<f64> = keys
+        .map(|key| (sureness.get(key).copied().unwrap_or(0.0) - most).exp())
+        .collect();
+    let total: f64 = likelihoods.iter().sum();
+    likelihoods.iter_mut().for_each(|likelihood| *likelihood /= total);
+    likelihoods
+}
+
+/// How much a topic gains where the message finds what the topic finds.
+const BY_AGREEMENT: f64 = 0.4;
+/// How much a topic gains where it singles out a document, and loses where the message alone does.
+const BY_SINGLING_OUT: f64 = 1.0;
+const BY_SINGLING_OUT_ALONE: f64 = 0.8;
+/// What a topic gains by the three for no better reason than that it has more words.
+const WITHOUT_REASON: f64 = 1.0;
+
+/// A message that continues a topic fits the documents of the topic better than others; one that opens
+/// a subject fits others better, and may single one out. So what was found says how likely each topic
+/// is the right one, beside the message alone. Where no wording is a message alone, weights stay.
+fn weighed_by_what_was_found<K>(wordings: &[Wording<K>], distributions: &[Vec<f64>]) -> Vec<f64> {
+    let mut weights: Vec<f64> = wordings.iter().map(|wording| wording.weight).collect();
+    let Some(alone) = wordings.iter().position(|wording| wording.as_scored) else {
+        return weights;
+    };
+    let by_message = &distributions[alone];
+    let highest = |distribution: &[f64]| distribution.iter().copied().fold(0.0, f64::max);
+    for (place, topic) in distributions
+        .iter()
+        .enumerate()
+        .filter(|(place, _)| *place != alone)
+    {
+        // 1 where the message finds the documents of the topic no better and no worse than others.
+        let both = topic.iter().zip(by_message).map(|(a, b)| a * b).sum::<f64>();
+        let agreement = both * by_message.len() as f64;
+        weights[place] *= agreement.powf(BY_AGREEMENT) * highest(topic).powf(BY_SINGLING_OUT)
+            / highest(by_message).powf(BY_SINGLING_OUT_ALONE)
+            / WITHOUT_REASON.exp();
+    }
+    let total: f64 = weights.iter().sum();
+    if total.is_finite() && total > 0.0 {
+        weights.iter_mut().for_each(|weight| *weight /= total);
+    }
+    weights
 }
 
 /// The logarithm of how much likelier each hit is than one that is worth nothing.
@@ -318,7 +372,7 @@ mod tests {
         for weight in [0.2, 0.8] {
             let mixed = mix_wordings(&[
                 wording(&topic, weight, false),
-                wording(&alone, 1.0 - weight, true),
+                wording(&alone, 1.0 - weight, false),
             ]);
             let total: f64 = mixed.iter().map(|hit| hit.1).sum();
             assert!((total - 1.0).abs() < 1e-12, "{mixed:?}");
@@ -327,6 +381,29 @@ mod tests {
         // One of the two is right, and neither has the second first.
         let even = mix_wordings(&[wording(&topic, 0.5, false), wording(&alone, 0.5, false)]);
         assert_eq!(even[2].0, 2);
+    }
+
+    #[test]
+    fn what_was_found_says_how_likely_a_topic_is_meant() {
+        let topic = [(1, 0.9), (2, 0.5), (3, 0.1)];
+        let weight = |alone: &[(i32, f64)]| {
+            let wordings = [wording(&topic, 0.5, false), wording(alone, 0.5, true)];
+            let distributions = wordings
+                .each_ref()
+                .map(|wording| distribution(wording, [1, 2, 3].iter()));
+            let [topic, alone] = weighed_by_what_was_found(&wordings, &distributions)[..] else {
+                unreachable!("there are two")
+            };
+            assert!((topic + alone - 1.0).abs() < 1e-12);
+            topic
+        };
+        let agrees = weight(&[(1, 0.6), (2, 0.5), (3, 0.4)]);
+        let says_nothing = weight(&[(1, 0.3), (2, 0.3), (3, 0.3)]);
+        let disagrees = weight(&[(1, 0.4), (2, 0.5), (3, 0.6)]);
+        let singles_out_another = weight(&[(1, 0.1), (2, 0.1), (3, 0.9)]);
+        assert!(agrees > disagrees, "{agrees} {disagrees}");
+        assert!(says_nothing > disagrees && disagrees > singles_out_another);
+        assert!(singles_out_another < 0.1, "{singles_out_another}");
     }
 
     #[test]

@@ -6,16 +6,18 @@
 //! moment, and a sweep deletes it from the store soon after.
 
 mod topic;
+mod wording;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use ragstone_core::chat::ChatModel;
 use ragstone_core::conversation::ConversationState;
 use ragstone_core::error::InvalidInput;
 use ragstone_core::records::{Applied, Expect, Millis, Record, RecordChange, Records};
 use ragstone_core::store::StoreError;
 use serde::{Deserialize, Serialize};
+
+pub use wording::TopicModel;
 
 use crate::collect::Plan;
 use crate::models::Models;
@@ -27,7 +29,7 @@ const MAX_TURNS: usize = 50;
 /// More of a message than this is not kept.
 const MAX_MESSAGE_CHARS: usize = 4000;
 /// How often a message is tried again when another one of the same conversation came between.
-const MAX_CONFLICTS: usize = 16;
+const MAX_CONFLICTS: usize = 100;
 /// How long a sweep has for what it has taken.
 const SWEEP_LEASE: Duration = Duration::from_secs(60);
 const SWEEP_BATCH: usize = 256;
@@ -80,7 +82,7 @@ pub struct Conversations {
     pub records: Arc<dyn Records>,
     pub models: Arc<Models>,
     /// What words the topic; without one, or when it fails, a method that needs no model does.
-    pub chat: Option<Arc<dyn ChatModel>>,
+    pub chat: Option<Arc<TopicModel>>,
     /// How long a conversation is kept after its last message.
     pub ttl: Duration,
 }
@@ -130,8 +132,18 @@ pub async fn plan(
     message: &str,
     now: Millis,
 ) -> Result<Step, StoreError> {
+    plan_by(conversations, conversations.chat.as_deref(), id, message, now).await
+}
+
+async fn plan_by(
+    conversations: &Conversations,
+    chat: Option<&TopicModel>,
+    id: &ConversationId,
+    message: &str,
+    now: Millis,
+) -> Result<Step, StoreError> {
     let (expect, conversation) = load(conversations, id, now).await?;
-    let (plan, state) = topic::decide(conversations, conversation.as_ref(), message).await;
+    let (plan, state) = topic::decide(conversations, chat, conversation.as_ref(), message).await;
     let next = Conversation {
         topic: plan.topic.clone().unwrap_or_default(),
         state,
@@ -162,7 +174,8 @@ pub async fn keep(conversations: &Conversations, step: Step, now: Millis) -> Res
         if let [Applied::Done { .. }] = conversations.records.apply(vec![change]).await?[..] {
             return Ok(());
         }
-        step = plan(conversations, &step.id, &step.message, now).await?;
+        // The user has waited for the chat model once.
+        step = plan_by(conversations, None, &step.id, &step.message, now).await?;
     }
     Err(StoreError::Unavailable {
         message: "Too many messages of this conversation at once: try again later".to_owned(),

@@ -15,7 +15,7 @@ use ragstone_models::hub::{Hub, HubSettings, ModelSource};
 use ragstone_models::{Engine, EngineOptions, LoadError, open_cross_encoder, open_embedder};
 use ragstone_providers::config::{ProviderEntry, Providers};
 use ragstone_providers::embedding::{self, CONTRACT_TYPE, ContractClient};
-use ragstone_rag::conversations::{self, Conversations};
+use ragstone_rag::conversations::{self, Conversations, TopicModel};
 use ragstone_rag::gateway::{Gateway, GatewayConfig};
 use ragstone_rag::ingest::Ingestion;
 use ragstone_rag::jobs::Jobs;
@@ -84,7 +84,7 @@ impl Running {
         let conversations = Conversations {
             records: store.records(),
             models: Arc::clone(&service.models),
-            chat: agent.chat.clone(),
+            chat: agent.chat.clone().map(|chat| Arc::new(TopicModel::new(chat))),
             ttl: settings.conversation_ttl,
         };
         let ingestion = Ingestion {

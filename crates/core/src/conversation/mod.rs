@@ -17,7 +17,8 @@
 //!
 //! Messages that mean nothing alone continue the topic whatever else speaks against it: less than a
 //! question ("At what temperature?"), one that goes on ("And for beans?"), one that says "they" and little
-//! else. Courtesies ("Thanks!") leave it as it is.
+//! else. They ask more of the last question rather than of the topic, where that question stands alone.
+//! Courtesies ("Thanks!") leave it as it is.
 //!
 //! A topic is the messages that made it. Where one seems to open a new subject, the conversation is
 //! cut there, but the part before the cut stays in play, by how unlikely the cut was right, until the
@@ -42,6 +43,8 @@ const MAX_MESSAGE_CHARS: usize = 400;
 const MAX_SHARED: usize = 2;
 /// Bringing more words than this of its own says nothing further.
 const MAX_OWN: usize = 5;
+/// How much of its topic's weight the question has that a message goes on with.
+const WEIGHT_OF_A_QUESTION: f64 = 0.6;
 /// A cut that is less likely right than this is taken back at the next one.
 const LIKELY_CUT: f64 = 0.6;
 
@@ -77,7 +80,7 @@ pub struct Weights {
 impl Default for Weights {
     fn default() -> Self {
         Self {
-            base: -2.6,
+            base: -2.4,
             personal_pronoun: 0.05,
             impersonal_pronoun: 4.6,
             pointing_word: 1.75,
@@ -87,7 +90,7 @@ impl Default for Weights {
             similarity: 8.0,
             shared_word: 2.1,
             own_word: -0.3,
-            new_name: -3.1,
+            new_name: -4.2,
             reluctance_to_cut: 1.0,
             doubt_of_a_cut: 3.0,
         }
@@ -240,7 +243,7 @@ pub fn plan(
             Standing::Continues
         },
         continuity,
-        variants: variants(state, message, &line, continuity),
+        variants: variants(state, &cues, message, &line, continuity),
         topic: if cut { line } else { joined(&state.since, &line) },
         next,
     }
@@ -287,7 +290,13 @@ fn content_of(topic: &[String]) -> HashSet<String> {
     topic.iter().flat_map(|earlier| cues(earlier).content).collect()
 }
 
-fn variants(state: &ConversationState, message: &str, line: &str, continuity: f64) -> Vec<QueryVariant> {
+fn variants(
+    state: &ConversationState,
+    cues: &Cues,
+    message: &str,
+    line: &str,
+    continuity: f64,
+) -> Vec<QueryVariant> {
     let mut variants = vec![alone(message, 1.0 - continuity)];
     if state.before.is_empty() {
         variants.push(in_topic(joined(&state.since, line), continuity));
@@ -296,8 +305,33 @@ fn variants(state: &ConversationState, message: &str, line: &str, continuity: f6
         variants.push(in_topic(joined(&state.since, line), continuity * cut));
         variants.push(in_topic(joined(&state.whole(), line), continuity * (1.0 - cut)));
     }
+    let question = question_gone_on_with(state, cues);
+    if !question.is_empty() {
+        for topic in variants.iter_mut().filter(|variant| !variant.alone) {
+            topic.weight *= 1.0 - WEIGHT_OF_A_QUESTION;
+        }
+        variants.push(in_topic(
+            joined(question, line),
+            continuity * WEIGHT_OF_A_QUESTION,
+        ));
+    }
     variants.sort_by(|a, b| b.weight.total_cmp(&a.weight));
     variants
+}
+
+/// What "How long?" or "And for two?" most likely asks more of: the last question that can be understood
+/// without those before it, which may have been about something close to it. Nothing where there is none,
+/// or it is the whole topic.
+fn question_gone_on_with<'a>(state: &'a ConversationState, message: &Cues) -> &'a [String] {
+    if !message.asks_more() {
+        return &[];
+    }
+    let asked = state.since.iter().map(|earlier| cues(earlier)).enumerate();
+    let last = asked.rev().find(|(_, earlier)| !earlier.asks_more());
+    match last {
+        Some((place, earlier)) if place > 0 && earlier.stands_alone() => &state.since[place..],
+        _ => &[],
+    }
 }
 
 fn alone(message: &str, weight: f64) -> QueryVariant {

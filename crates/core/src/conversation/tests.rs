@@ -258,3 +258,37 @@ proptest! {
         }
     }
 }
+
+/// Two close subjects make one topic; what is asked more of is the last one.
+#[test]
+fn an_ellipsis_asks_more_of_the_last_question_that_stands_alone() {
+    let mut state = after(&[
+        ("How do I bake sourdough bread?", 0.0),
+        ("How do I cook beans?", 0.6),
+    ]);
+    assert!(state.topic().contains("sourdough"), "{}", state.topic());
+    for message in ["How long?", "And with how much salt?", "At what temperature?"] {
+        let plan = next_plan(&state, message, Some(0.1));
+        let first = plan.query_text();
+        assert!(
+            first.starts_with("How do I cook beans?") && first.ends_with(message),
+            "{first}"
+        );
+        let weights: f64 = plan.variants.iter().map(|variant| variant.weight).sum();
+        assert!((weights - 1.0).abs() < 1e-9);
+        assert!(
+            plan.topic.contains("sourdough"),
+            "the topic is whole: {}",
+            plan.topic
+        );
+        state = plan.next;
+    }
+    // Where the last question needs the one before, the topic is what is meant.
+    let state = after(&[("Who was Nikola Tesla?", 0.0), ("Where was he born?", 0.5)]);
+    let plan = next_plan(&state, "And when?", Some(0.1));
+    assert!(
+        plan.query_text().starts_with("Who was Nikola Tesla?"),
+        "{}",
+        plan.query_text()
+    );
+}

@@ -381,6 +381,17 @@ impl Cues {
         subjects == 0 || (subjects == 1 && self.part_of_a_sentence)
     }
 
+    /// It asks more of what was asked before: "How long?", "And for two?"
+    pub(super) fn asks_more(&self) -> bool {
+        self.going_on || self.is_elliptic()
+    }
+
+    /// Nothing in it points at what was said before.
+    pub(super) fn stands_alone(&self) -> bool {
+        let points_back = self.personal || self.impersonal || self.pointing || self.adding;
+        !points_back && !self.asks_more()
+    }
+
     /// It says "they" or "that", and little that could tell what is meant.
     pub(super) fn leaves_open_what_is_meant(&self) -> bool {
         (self.personal || self.impersonal || self.pointing) && self.own_subjects() <= 2

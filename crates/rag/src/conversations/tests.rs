@@ -1,7 +1,7 @@
 use std::sync::Mutex;
 
 use async_trait::async_trait;
-use ragstone_core::chat::{ChatError, ChatRequest, ChatStream};
+use ragstone_core::chat::{ChatError, ChatModel, ChatRequest, ChatStream};
 use ragstone_core::provider::CallError;
 use ragstone_core::records::RecordRange;
 use serde_json::{Value, json};
@@ -65,7 +65,7 @@ fn conversations(parts: &Parts, chat: Option<Arc<ScriptedChat>>) -> Conversation
     Conversations {
         records: Arc::clone(&parts.store) as Arc<dyn Records>,
         models: Arc::clone(&parts.service.models),
-        chat: chat.map(|chat| chat as Arc<dyn ChatModel>),
+        chat: chat.map(|chat| Arc::new(TopicModel::new(chat))),
         ttl: Duration::from_secs(3600),
     }
 }
@@ -291,6 +291,48 @@ async fn without_a_usable_answer_of_the_chat_model_the_words_decide() {
     }
 }
 
+/// Otherwise every message waits, also where two come at once.
+#[tokio::test]
+async fn a_chat_model_that_does_not_answer_is_left_alone_for_a_while() {
+    let parts = with_model();
+    let model = chat(Says::Nothing);
+    let conversations = conversations(&parts, Some(Arc::clone(&model)));
+    let asked = || model.asked.lock().unwrap().len();
+    let a = id("a");
+    let say = |message: &'static str| advance(&conversations, &a, message, START);
+    say("What is InstructLab?").await.unwrap();
+    tokio::time::pause();
+    for _ in 0..3 {
+        let plan = say(FOLLOW_UP).await.unwrap();
+        assert!(plan.warnings[0].contains("'scripted'"), "{plan:?}");
+    }
+    assert_eq!(asked(), 1);
+    tokio::time::advance(Duration::from_secs(31)).await;
+    say(FOLLOW_UP).await.unwrap();
+    assert_eq!(asked(), 2);
+}
+
+#[tokio::test]
+async fn messages_that_come_between_do_not_ask_the_chat_model_again() {
+    let parts = with_model();
+    let model = chat(Says::Text("prices of maps"));
+    let conversations = conversations(&parts, Some(Arc::clone(&model)));
+    let a = id("a");
+    let message = |text: &'static str| plan(&conversations, &a, text, START);
+    keep(&conversations, message("What is it?").await.unwrap(), START)
+        .await
+        .unwrap();
+    let (one, other) = (
+        message(FOLLOW_UP).await.unwrap(),
+        message("And maps?").await.unwrap(),
+    );
+    keep(&conversations, one, START).await.unwrap();
+    keep(&conversations, other, START).await.unwrap();
+    assert_eq!(model.asked.lock().unwrap().len(), 2);
+    let kept = read(&conversations, &id("a"), START).await.unwrap().unwrap();
+    assert_eq!(kept.turns.len(), 3);
+}
+
 #[tokio::test]
 async fn what_a_chat_model_thinks_is_not_what_it_says() {
     for (said, topic) in [
@@ -299,6 +341,8 @@ async fn what_a_chat_model_thinks_is_not_what_it_says() {
             "prices of maps",
         ),
         ("The user asks…\n</think>prices of maps", "prices of maps"),
+        ("Here is the query:\n\nprices of maps", "prices of maps"),
+        ("prices of maps:", "prices of maps:"),
         (
             "<think>no end\nin sight",
             "What is InstructLab? Does that also integrate with OpenShift AI?",

@@ -4,18 +4,14 @@
 //! fails, or takes longer than a user would wait for, the method of [`ragstone_core::conversation`]
 //! decides from the words and from how near message and topic are.
 
-use std::time::Duration;
-
-use ragstone_core::chat::{ChatModel, ChatRequest, Message};
+use ragstone_core::chat::{ChatRequest, Message};
 use ragstone_core::conversation::{self, ConversationState, QueryPlan, Standing, Weights};
 use ragstone_core::model::{EmbedInput, Embedder, Role};
 use serde_json::Value;
 
-use super::{Conversation, Conversations};
-use crate::collect::{Plan, Strategy, normalise_topic};
+use super::{Conversation, Conversations, TopicModel};
+use crate::collect::{Plan, Strategy};
 
-/// The search waits for the topic, and the user for the search.
-const CHAT_PATIENCE: Duration = Duration::from_secs(4);
 /// Enough for a line, also in languages that take many tokens.
 const CHAT_TOKENS: u32 = 120;
 /// A chat model is shown so many of the last messages, and so much of each.
@@ -31,6 +27,7 @@ const INSTRUCTION: &str = "You word search queries. You are given the topic of a
 /// What to search for, and what to remember.
 pub(super) async fn decide(
     conversations: &Conversations,
+    chat: Option<&TopicModel>,
     before: Option<&Conversation>,
     message: &str,
 ) -> (Plan, ConversationState) {
@@ -40,11 +37,7 @@ pub(super) async fn decide(
     let current_topic = before
         .map(|conversation| conversation.topic.as_str())
         .unwrap_or_default();
-    if let Some(chat) = conversations
-        .chat
-        .as_deref()
-        .filter(|_| !current_topic.is_empty())
-    {
+    if let Some(chat) = chat.filter(|_| !current_topic.is_empty()) {
         if conversation::is_courtesy(message) {
             let topic = current_topic.to_owned();
             return (
@@ -58,7 +51,7 @@ pub(super) async fn decide(
             turns.iter().map(|turn| turn.message.as_str()),
             message,
         );
-        match ask(chat, request).await {
+        match chat.ask(request).await {
             Ok(topic) => {
                 // The words alone keep the other method's memory, in case it is needed next time.
                 let next = conversation::plan(state, message, None, &Weights::default()).next;
@@ -152,45 +145,4 @@ fn topic_request<'a>(
     request.set_option("temperature", 0.into());
     request.set_option("max_tokens", CHAT_TOKENS.into());
     request
-}
-
-/// The topic in one line, or why there is none. What the model said otherwise is not repeated.
-async fn ask(chat: &dyn ChatModel, request: ChatRequest) -> Result<String, String> {
-    let answer = tokio::time::timeout(CHAT_PATIENCE, chat.complete(request))
-        .await
-        .map_err(|_| format!("no answer within {} s", CHAT_PATIENCE.as_secs()))?
-        .map_err(|error| error.to_string())?;
-    let said = answer
-        .pointer("/choices/0/message/content")
-        .and_then(Value::as_str)
-        .unwrap_or_default();
-    let said = without_thoughts(said);
-    let line = said
-        .lines()
-        .map(str::trim)
-        .find(|line| !line.is_empty())
-        .unwrap_or_default();
-    let topic = normalise_topic(line);
-    if topic.is_empty() {
-        Err("its answer is empty".to_owned())
-    } else {
-        Ok(topic)
-    }
-}
-
-/// Models that think aloud put it between these tags, before what they say. A thought that does not end
-/// leaves nothing said.
-fn without_thoughts(said: &str) -> String {
-    let mut spoken = String::with_capacity(said.len());
-    let mut rest = said;
-    while let Some((before, thought)) = rest.split_once("<think>") {
-        spoken.push_str(before);
-        rest = thought.split_once("</think>").map_or("", |(_, after)| after);
-    }
-    spoken.push_str(rest);
-    // Some begin to think before they are given the word.
-    match spoken.rsplit_once("</think>") {
-        Some((_, after)) => after.to_owned(),
-        None => spoken,
-    }
 }
