@@ -170,8 +170,8 @@ pub fn chunks_of(
         let mut keys = RowKeys::default();
         let mut chunks = Vec::new();
         for row in read_rows(input.kind, Cursor::new(bytes.clone()), options.max_row_bytes) {
-            match row.and_then(|row| Ok((keys.key(&row)?, row))) {
-                Ok((key, row)) => chunks.extend(row_chunks(splitter, &input.source, &key, row)),
+            match row.and_then(|row| row_chunks(splitter, &input.source, &keys.key(&row)?, &row)) {
+                Ok(of_row) => chunks.extend(of_row),
                 Err(bad) => bad_row(bad.to_string()),
             }
         }

@@ -26,7 +26,7 @@ pub struct Row {
 }
 
 /// Each chunk of a row carries all of these: what is long there would be stored many times over.
-const MAX_METADATA_BYTES: usize = 64 << 10;
+pub(super) const MAX_METADATA_BYTES: usize = 64 << 10;
 const MAX_ID_BYTES: usize = 512;
 
 /// A row that cannot be used. Where the file cannot be read any further, it is the last.
@@ -109,6 +109,10 @@ impl<R: Read> JsonLines<R> {
     }
 }
 
+pub(super) fn metadata_bytes(metadata: &Metadata) -> usize {
+    serde_json::to_vec(metadata).map_or(usize::MAX, |json| json.len())
+}
+
 /// A row that was read from this line, of so many bytes.
 fn checked(row: Result<Row, String>, line: u64, bytes: usize) -> Result<Row, BadRow> {
     let row = row.and_then(|row| {
@@ -118,7 +122,7 @@ fn checked(row: Result<Row, String>, line: u64, bytes: usize) -> Result<Row, Bad
         }
         // Hardly any row is long enough for its metadata to need measuring.
         let metadata = if bytes > MAX_METADATA_BYTES {
-            serde_json::to_vec(&row.metadata).map_or(usize::MAX, |json| json.len())
+            metadata_bytes(&row.metadata)
         } else {
             0
         };

@@ -20,7 +20,7 @@ use crate::ingest::chunk::{Chunk, Splitter, anchor, as_title, chunk_id, content_
 use crate::ingest::kind::Kind;
 use crate::ingest::manifest::Manifest;
 use crate::ingest::plan::{self, Existing, Plan};
-use crate::ingest::rows::{BadRow, Row, rows};
+use crate::ingest::rows::{BadRow, MAX_METADATA_BYTES, Row, metadata_bytes, rows};
 use crate::ingest::walk::source_name;
 
 /// Why rows that are not in a file any more are still there.
@@ -31,6 +31,7 @@ const WINDOW_ROWS: usize = 256;
 const WINDOW_BYTES: usize = 1 << 20;
 /// So many chunks beyond those that a row has now are looked for, in case it had more before.
 const BEYOND: usize = 4;
+const MAX_REPEATED_BYTES: usize = 64 << 20;
 
 impl Preparation {
     pub(super) fn prepare_rows(&mut self, input: Input) -> Result<(), Refused> {
@@ -150,11 +151,14 @@ impl Preparation {
         let mut documents = Vec::with_capacity(window.len());
         let mut sections = Vec::with_capacity(window.len());
         for row in window {
-            match state.keys.key(&row) {
-                Ok(key) => {
+            let split = state.keys.key(&row).and_then(|key| {
+                let chunks = row_chunks(&self.splitter, &state.source, &key, &row)?;
+                Ok((section_id(&state.source, &key), chunks))
+            });
+            match split {
+                Ok((section, chunks)) => {
                     state.replaced.extend(replaced(&row));
-                    let chunks = row_chunks(&self.splitter, &state.source, &key, row);
-                    sections.push(section_id(&state.source, &key));
+                    sections.push(section);
                     documents.push(chunks);
                 }
                 Err(bad) => self.bad_row(state, bad),
@@ -442,15 +446,21 @@ fn replaced(row: &Row) -> impl Iterator<Item = &'static str> {
 }
 
 /// A row's own metadata stays; what sibling gathering needs is added, and wins.
-pub(super) fn row_chunks(splitter: &Splitter, source: &str, key: &str, row: Row) -> Vec<Chunk> {
+pub(super) fn row_chunks(
+    splitter: &Splitter,
+    source: &str,
+    key: &str,
+    row: &Row,
+) -> Result<Vec<Chunk>, BadRow> {
+    let pieces = splitter.pieces(&row.text);
+    check_repeated(row, pieces.len())?;
     let section = section_id(source, key);
     let own_title = row.title.as_deref().map(as_title);
     let title = match own_title {
         Some(title) => title.to_owned(),
         None => origin(source).fallback_title,
     };
-    splitter
-        .pieces(&row.text)
+    let chunks = pieces
         .into_iter()
         .enumerate()
         .map(|(position, piece)| {
@@ -479,5 +489,23 @@ pub(super) fn row_chunks(splitter: &Splitter, source: &str, key: &str, row: Row)
                 tokens: splitter.tokens(piece),
             }
         })
-        .collect()
+        .collect();
+    Ok(chunks)
+}
+
+/// What a row has beside its text is in all of its chunks, which are in memory together.
+fn check_repeated(row: &Row, chunks: usize) -> Result<(), BadRow> {
+    if chunks <= MAX_REPEATED_BYTES / MAX_METADATA_BYTES {
+        return Ok(());
+    }
+    let bytes = metadata_bytes(&row.metadata);
+    if bytes.saturating_mul(chunks) <= MAX_REPEATED_BYTES {
+        return Ok(());
+    }
+    Err(BadRow {
+        line: row.line,
+        problem: format!(
+            "what it has beside its 'text' has {bytes} bytes, and would be stored {chunks} times, with each of its chunks"
+        ),
+    })
 }

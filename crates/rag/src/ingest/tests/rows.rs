@@ -76,16 +76,21 @@ async fn a_row_with_too_much_metadata_fails_alone() {
         json!({"id": "bad", "text": "two", "note": "n".repeat(70_000)}),
         json!({"id": "long", "text": "t ".repeat(70_000)}),
         json!({"id": "i".repeat(513), "text": "three"}),
+        json!({"id": "often", "text": "t ".repeat(40_000), "note": "n".repeat(60_000)}),
     ];
     let lines: String = rows.iter().map(|row| format!("{row}\n")).collect();
     let report = bench.ingest("c", vec![text("x.jsonl", &lines)]).await;
-    assert_eq!(counts(&report), (2, 0, 0, 0, 2));
+    assert_eq!(counts(&report), (2, 0, 0, 0, 3));
     let problems: Vec<&str> = report.errors.iter().map(|error| error.error.as_str()).collect();
     assert!(
         problems[0].starts_with("line 2: what it has beside its 'text' has 70"),
         "{problems:?}"
     );
     assert_eq!(problems[1], "line 4: its 'id' has 513 bytes; it may have 512");
+    assert!(
+        problems[2].starts_with("line 5: ") && problems[2].contains("would be stored 2000 times"),
+        "{problems:?}"
+    );
     let table = format!("id,text,note\n1,short,{}\n2,short,note\n", "n".repeat(70_000));
     let report = bench.ingest("c", vec![text("x.csv", &table)]).await;
     assert_eq!(counts(&report), (1, 0, 0, 0, 1));
