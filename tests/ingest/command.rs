@@ -246,3 +246,58 @@ async fn the_store_can_be_named() {
     assert_eq!(counts(&report(&done)), [4, 0, 0, 0, 0]);
     assert!(desk.path("elsewhere/ragstone.db").exists() && !desk.setup.data_dir().exists());
 }
+
+#[tokio::test]
+async fn a_line_that_is_too_long_costs_only_itself() {
+    let desk = Desk::new();
+    let long = format!("{{\"id\":\"b\",\"text\":\"{}\"}}", "x".repeat(45 << 20));
+    let row = |id: &str| format!("{{\"id\":\"{id}\",\"text\":\"row {id}\"}}");
+    desk.write("rows.jsonl", format!("{}\n{long}\n{}\n", row("a"), row("c")));
+    let server = desk.server().start().await;
+    let sent = report(&desk.command(&["rows.jsonl", "--url", &server.url("")]).run());
+    assert_eq!(counts(&sent), [2, 0, 0, 0, 1], "{sent}");
+    assert_eq!(
+        sent["errors"][0]["error"],
+        format!("line 2: it has more than {} bytes", 16 << 20)
+    );
+}
+
+#[tokio::test]
+async fn an_empty_collection_without_a_model_gets_the_one_that_is_named() {
+    let desk = Desk::new();
+    desk.write("a.md", "# Dome\n\nOpens at dusk.\n");
+    let server = desk.server().start().await;
+    let created = json!({"name": "c", "metadata": {"owner": "us"}});
+    server.post("/collections", created).await.ok();
+    let url = server.url("");
+    let typo = desk.command(&["a.md", "--url", &url, "--model", "smal"]).run();
+    assert!(typo.failed_with(1).contains("'smal'"), "{typo:?}");
+    let sent = desk.command(&["a.md", "--url", &url, "--model", "small"]).run();
+    assert_eq!(counts(&report(&sent)), [1, 0, 0, 0, 0], "{sent:?}");
+    assert_eq!(
+        server.get("/collections/c").await.ok()["metadata"],
+        json!({"owner": "us", "embedding_model": "small"})
+    );
+}
+
+#[tokio::test]
+async fn a_path_that_is_not_there_makes_no_collection() {
+    let desk = Desk::new();
+    let mistyped = desk.here(&["dcos"]);
+    assert_eq!(counts(&report(&mistyped)), [0, 0, 0, 0, 1], "{mistyped:?}");
+    assert_eq!(mistyped.code, Some(1));
+    let server = desk.server().start().await;
+    let sent = desk.command(&["dcos", "--url", &server.url("")]).run();
+    assert_eq!(sent.code, Some(1), "{sent:?}");
+    server.get("/collections/c").await.refused(404);
+}
+
+#[tokio::test]
+async fn a_pattern_whose_files_were_found_before_is_not_called_empty() {
+    let desk = Desk::new();
+    desk.write("docs/a.md", "# Dome\n\nOpens at dusk.\n");
+    let found = desk.here(&["docs", "docs/*.md"]);
+    assert!(!found.stderr.contains("no file matches"), "{found:?}");
+    let none = desk.here(&["docs", "docs/*.txt"]);
+    assert!(none.stderr.contains("no file matches"), "{none:?}");
+}

@@ -74,3 +74,62 @@ async fn the_version_that_the_service_answers_with_must_be_stated() {
         "{refused}"
     );
 }
+
+#[tokio::test]
+async fn a_service_with_another_version_is_a_bad_gateway() {
+    let theirs = service().await;
+    let ours = client(&theirs, ", version: other").start().await;
+    let create = json!({"name": "c", "embedding_model": "far"});
+    ours.post("/collections", create).await.ok();
+    let add = json!({"documents": [{"text": "the dome opens at dusk"}]});
+    let refused = ours.post("/collections/c/documents", add).await.refused(502);
+    assert!(
+        refused.contains("'theirs'") && refused.contains("'other'"),
+        "{refused}"
+    );
+}
+
+#[tokio::test]
+async fn content_is_new_to_a_client_though_the_service_had_it_from_us() {
+    let theirs = service().await;
+    let version = embed(&theirs, "probe").await["model_version"].clone();
+    let ours = client(&theirs, &format!(", version: {version}")).start().await;
+    // Under the knowledge base that our own content has at the service, by the same hash.
+    let hash = "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881";
+    let body = json!({"knowledgebase_id": "ours", "chunks": [{"chunk_id": "1", "content": "x", "content_hash": hash}]});
+    let answer = ours.post("/embeddings", body.clone()).await.ok();
+    assert_eq!(answer["embeddings"][0]["vector_dimension"], 32, "{answer}");
+    let again = ours.post("/embeddings", body).await.ok();
+    assert_eq!(again["skipped"][0]["chunk_id"], "1", "{again}");
+}
+
+#[tokio::test]
+async fn the_doctor_asks_an_embedding_service() {
+    let theirs = service().await;
+    let version = embed(&theirs, "probe").await["model_version"].clone();
+    let examine = |version: &str| {
+        let entry = format!(
+            "embeddings:\n  - {{id: far, provider: theirs, model: small, dimensions: 32, version: {version}}}\n"
+        );
+        let setup = Setup::command(&["doctor", "--online", "--json"]);
+        let (models, data) = (setup.file("far.yml", &entry), setup.data_dir());
+        let config = format!(
+            "providers: {{theirs: {{type: embedding-service, baseUrl: '{}'}}}}",
+            theirs.url("")
+        );
+        let setup = setup.config(&config).arg("--data-dir").arg(data);
+        let finished = setup.arg("--embeddings-config").arg(models).run();
+        let report: Value = serde_json::from_str(&finished.stdout).unwrap();
+        let results = report["results"].as_array().unwrap().clone();
+        let asked = |result: &Value| result["name"] == "Provider of model far";
+        results
+            .into_iter()
+            .find(asked)
+            .unwrap_or_else(|| panic!("not asked: {report}"))
+    };
+    let sound = examine(&version.to_string());
+    assert_eq!(sound["status"], "pass", "{sound}");
+    let other = examine("other");
+    assert_eq!(other["status"], "fail", "{other}");
+    assert!(other["message"].as_str().unwrap().contains("'other'"), "{other}");
+}

@@ -208,3 +208,14 @@ async fn a_job_survives_a_restart() {
         3_000
     );
 }
+
+#[tokio::test]
+async fn a_multipart_body_without_a_boundary_is_told_so() {
+    let server = start().await;
+    let request = server
+        .request(Method::POST, "/collections/c/ingest")
+        .header("content-type", "multipart/form-data")
+        .body("--x\r\n");
+    let refused = server.send(request).await.refused(400);
+    assert!(refused.contains("boundary"), "{refused}");
+}

@@ -161,3 +161,15 @@ async fn a_name_that_cannot_be_one_fails_alone() {
         "{answer}"
     );
 }
+
+#[tokio::test]
+async fn a_deleted_collection_leaves_its_name_to_another_folder() {
+    let desk = Desk::new();
+    desk.write("one/README.md", "# One\n\nAbout domes.\n");
+    desk.write("two/README.md", "# Two\n\nAbout mirrors.\n");
+    assert_eq!(counts(&report(&desk.inside("one", &["."]))), [1, 0, 0, 0, 0]);
+    let server = desk.server().start().await;
+    server.delete("/collections/c").await.ok();
+    drop(server.stop());
+    assert_eq!(counts(&report(&desk.inside("two", &["."]))), [1, 0, 0, 0, 0]);
+}

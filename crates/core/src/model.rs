@@ -158,9 +158,10 @@ impl ModelError {
             Self::Remote(failure) => match failure.fault {
                 RemoteFault::Busy { retry_after } => Some(retry_after),
                 RemoteFault::Down => Some(Duration::ZERO),
-                RemoteFault::Refused { .. } | RemoteFault::Misconfigured { .. } | RemoteFault::BadAnswer => {
-                    None
-                }
+                RemoteFault::Refused { .. }
+                | RemoteFault::Misconfigured { .. }
+                | RemoteFault::BadAnswer
+                | RemoteFault::OtherModel => None,
             },
         }
     }
@@ -187,6 +188,9 @@ pub enum RemoteFault {
     Misconfigured { status: u16 },
     /// It answered what cannot be an answer.
     BadAnswer,
+    /// It answers with another version or width of the model than is configured. The reason says with
+    /// which, in our own words, and clients may read it.
+    OtherModel,
 }
 
 impl fmt::Display for RemoteFailure {
@@ -209,6 +213,11 @@ impl fmt::Display for RemoteFailure {
                 "refuses what it is asked (status {status}); are its apiKey, address and model right?"
             ),
             RemoteFault::BadAnswer => write!(f, "gave an answer that cannot be used"),
+            RemoteFault::OtherModel => write!(
+                f,
+                "answers with another model than is configured: {}",
+                self.reason
+            ),
         }
     }
 }

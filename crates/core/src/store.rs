@@ -66,6 +66,14 @@ pub trait Store: Send + Sync {
         ids: &[DocumentId],
     ) -> Result<Vec<Document>, StoreError>;
 
+    /// What made the vectors of those of these documents that are there, in no particular order;
+    /// `None` where a client brought the vector.
+    async fn models_by_id(
+        &self,
+        name: &CollectionName,
+        ids: &[DocumentId],
+    ) -> Result<Vec<(DocumentId, Option<ModelIdentity>)>, StoreError>;
+
     /// One page of the documents that match, in order, and how many match in all.
     async fn documents(
         &self,

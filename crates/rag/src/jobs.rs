@@ -82,6 +82,13 @@ impl Jobs {
         }
     }
 
+    /// What has to be done when a collection was deleted. Should it fail, what is left does no harm.
+    pub async fn collection_deleted(&self, collection: &CollectionName) {
+        if let Err(error) = self.ingestion.forget_collection(collection).await {
+            tracing::warn!(%collection, %error, "notes on what was ingested into a deleted collection stay");
+        }
+    }
+
     /// Stores a job; it is durable when this returns, and will be done.
     pub async fn submit(&self, new: NewJob) -> Result<Job, ServiceError> {
         check_items(&new.items)?;

@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 use tokio::sync::Notify;
 
 pub use contract::{ChunkRequest, Embedded, EmbeddedChunk, EmbeddingRequest, SkippedChunk, embed_chunks};
-pub use remote::{ContractEmbedder, ContractSettings};
+pub use remote::{ContractEmbedder, ContractSettings, probe};
 
 use crate::ingest::chunk::hex;
 
@@ -28,8 +28,11 @@ const KIND: &str = "embedding";
 /// Whom an entry belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope<'a> {
-    /// A knowledge base of the embedding contract, or of an external service that speaks it.
+    /// A knowledge base of the embedding contract.
     KnowledgeBase(&'a str),
+    /// What an external service embedded for us, by the knowledge base it has us under. Kept apart
+    /// from what clients bring, whose hashes are their own word for what the content is.
+    Service(&'a str),
     /// What was ingested, whatever the collection.
     Ingestion,
 }
@@ -42,6 +45,7 @@ impl LedgerKey {
     pub fn new(scope: Scope<'_>, content_hash: &str, model: &ModelIdentity) -> Self {
         let (kind, owner) = match scope {
             Scope::KnowledgeBase(id) => ("kb", id),
+            Scope::Service(id) => ("service", id),
             Scope::Ingestion => ("ingestion", ""),
         };
         let mut hash = Sha256::new();
@@ -65,6 +69,7 @@ pub struct Entry {
     pub vector: Vec<f32>,
 }
 
+/// Clones share what is being embedded: content that one of them has taken is left to it by the others.
 #[derive(Clone)]
 pub struct Ledger {
     records: Arc<dyn Records>,
@@ -78,20 +83,39 @@ struct InFlight {
     released: Notify,
 }
 
+impl InFlight {
+    fn release(&self, keys: &[LedgerKey]) {
+        let mut held = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        for key in keys {
+            held.remove(key);
+        }
+        drop(held);
+        self.released.notify_waiters();
+    }
+}
+
 /// The right to have some content embedded, until it is dropped.
-struct Turn {
+pub(crate) struct Turn {
     in_flight: Arc<InFlight>,
     keys: Vec<LedgerKey>,
 }
 
+impl Turn {
+    pub(crate) fn has(&self, key: &LedgerKey) -> bool {
+        self.keys.contains(key)
+    }
+
+    /// Leaves the others to whoever wants them.
+    pub(crate) fn keep(&mut self, wanted: impl Fn(&LedgerKey) -> bool) {
+        let (kept, released): (Vec<_>, Vec<_>) = std::mem::take(&mut self.keys).into_iter().partition(wanted);
+        self.keys = kept;
+        self.in_flight.release(&released);
+    }
+}
+
 impl Drop for Turn {
     fn drop(&mut self) {
-        let mut held = self.in_flight.keys.lock().unwrap_or_else(PoisonError::into_inner);
-        for key in &self.keys {
-            held.remove(key);
-        }
-        drop(held);
-        self.in_flight.released.notify_waiters();
+        self.in_flight.release(&self.keys);
     }
 }
 
@@ -106,7 +130,7 @@ impl Ledger {
     /// Waits until nobody has any of this content embedded, then keeps others from doing so. What
     /// they had embedded meanwhile is found in the ledger, so it is to be looked for again. All or
     /// none are taken, so that no two wait for each other.
-    async fn turn(&self, keys: Vec<LedgerKey>) -> Turn {
+    pub(crate) async fn turn(&self, keys: Vec<LedgerKey>) -> Turn {
         loop {
             let released = self.in_flight.released.notified();
             tokio::pin!(released);
@@ -124,6 +148,18 @@ impl Ledger {
                 }
             }
             released.await;
+        }
+    }
+
+    /// Takes those of the keys whose content nobody has embedded, without waiting for the others.
+    pub(crate) fn claim(&self, keys: &[LedgerKey]) -> Turn {
+        let mut held = self.in_flight.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = keys.iter().filter(|key| held.insert((*key).clone()));
+        let keys = free.cloned().collect();
+        drop(held);
+        Turn {
+            in_flight: Arc::clone(&self.in_flight),
+            keys,
         }
     }
 

@@ -87,9 +87,11 @@ impl Running {
             chat: agent.chat.clone().map(|chat| Arc::new(TopicModel::new(chat))),
             ttl: settings.conversation_ttl,
         };
+        let ledger = Ledger::new(store.records());
         let ingestion = Ingestion {
             service: service.clone(),
             records: store.records(),
+            ledger: ledger.clone(),
             read: crate::cli::ingest::read_options(),
             // A job that has to wait says so and lets others go on.
             attempts: 3,
@@ -100,7 +102,7 @@ impl Running {
             agent,
             gateway,
             conversations,
-            ledger: Ledger::new(store.records()),
+            ledger,
             jobs: Jobs::new(ingestion),
             limits: settings.limits.clone(),
             body_budget: BodyBudget::for_bodies(LARGE_BODIES, settings.limits.add_bytes),
@@ -296,12 +298,20 @@ fn open_contract(
     service: &ProviderEntry,
     keep: Keep,
 ) -> Result<Arc<dyn Embedder>, String> {
-    let version = entry.version.clone().ok_or(
-        "lacks 'version', which a model of an embedding service needs: the version the service answers with",
-    )?;
     let client = ContractClient::from_entry(&entry.provider, service, &config::process_env)
         .map_err(|error| error.to_string())?;
-    let settings = ContractSettings {
+    let settings = contract_settings(entry).ok_or(
+        "lacks 'version', which a model of an embedding service needs: the version the service answers with",
+    )?;
+    Ok(match keep {
+        Some(records) => Arc::new(ContractEmbedder::new(client, Ledger::new(records), settings)),
+        None => Arc::new(WithoutStore(settings.info)),
+    })
+}
+
+/// `None` where the entry lacks a version.
+pub(crate) fn contract_settings(entry: &RemoteEntry) -> Option<ContractSettings> {
+    Some(ContractSettings {
         knowledgebase_id: entry
             .knowledgebase_id
             .clone()
@@ -309,16 +319,12 @@ fn open_contract(
         info: ModelInfo {
             identity: ModelIdentity {
                 id: entry.id.clone(),
-                version,
+                version: entry.version.clone()?,
                 dimensions: entry.dimensions,
             },
             name: entry.model.clone(),
             max_tokens: None,
         },
-    };
-    Ok(match keep {
-        Some(records) => Arc::new(ContractEmbedder::new(client, Ledger::new(records), settings)),
-        None => Arc::new(WithoutStore(settings.info)),
     })
 }
 

@@ -2,6 +2,7 @@
 
 use ragstone_core::model::ModelIdentity;
 use ragstone_core::store::{MovedDocument, MovedPage, MovedRange, Place};
+use ragstone_core::{CollectionName, DocumentId};
 use rusqlite::{Connection, OptionalExtension, Row};
 
 use crate::error::{Error, Result};
@@ -31,10 +32,7 @@ pub(crate) fn export(connection: &Connection, snapshot: &Snapshot, range: MovedR
             .vectors()
             .map_or_else(Vec::new, |vectors| vectors.get(slot).to_vec());
         let (id, metadata, text, norm, model) = select.query_row([rowid], |row| {
-            let model = match row.get::<_, Option<String>>(4)? {
-                None => None,
-                Some(_) => Some(read_model(row, 4)?),
-            };
+            let model = read_model_if_any(row, 4)?;
             Ok((
                 row.get::<_, String>(0)?,
                 row.get::<_, String>(1)?,
@@ -74,6 +72,39 @@ pub(crate) fn vector_models(connection: &Connection, snapshot: &Snapshot) -> Res
         models.extend(model.filter(|model| !models.contains(model)));
     }
     Ok(models)
+}
+
+/// What made the vectors of those of these documents that are there.
+pub(crate) fn models_by_id(
+    connection: &Connection,
+    name: &CollectionName,
+    ids: &[DocumentId],
+) -> Result<Vec<(DocumentId, Option<ModelIdentity>)>> {
+    let mut find = connection.prepare_cached(
+        "SELECT d.rowid, m.id, m.version, m.dimensions FROM collections c
+         LEFT JOIN documents d ON d.collection = c.id AND d.id = ?2
+         LEFT JOIN models m ON m.number = d.model WHERE c.name = ?1",
+    )?;
+    let mut found = Vec::with_capacity(ids.len());
+    for id in ids {
+        let row = find.query_row((name.as_str(), id.as_str()), |row| {
+            let is_there = row.get::<_, Option<i64>>(0)?.is_some();
+            Ok((is_there, read_model_if_any(row, 1)?))
+        });
+        match row.optional()? {
+            None => return Err(Error::CollectionNotFound(name.clone())),
+            Some((true, model)) => found.push((id.clone(), model)),
+            Some((false, _)) => {}
+        }
+    }
+    Ok(found)
+}
+
+fn read_model_if_any(row: &Row<'_>, first: usize) -> rusqlite::Result<Option<ModelIdentity>> {
+    match row.get::<_, Option<String>>(first)? {
+        None => Ok(None),
+        Some(_) => read_model(row, first).map(Some),
+    }
 }
 
 /// Three columns, beginning with this one: id, version and width.

@@ -16,7 +16,7 @@ use rusqlite::{Connection, OptionalExtension};
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::export::{export, vector_models};
+use crate::export::{export, models_by_id, vector_models};
 use crate::faults::Faults;
 use crate::index::fields::FieldIndex;
 use crate::index::held::Held;
@@ -300,6 +300,17 @@ impl Store for SqliteStore {
                 }
                 Ok(found)
             })
+            .await?)
+    }
+
+    async fn models_by_id(
+        &self,
+        name: &CollectionName,
+        ids: &[DocumentId],
+    ) -> Result<Vec<(DocumentId, Option<ModelIdentity>)>, StoreError> {
+        let (name, ids) = (name.clone(), ids.to_vec());
+        Ok(self
+            .read(move |connection| models_by_id(connection, &name, &ids))
             .await?)
     }
 

@@ -17,18 +17,23 @@ pub(super) fn into_texts(inputs: Vec<EmbedInput>, provider: &str) -> Result<Vec<
 /// Consecutive runs within the limits. A text that is too long by itself is a run of its own: what
 /// to do with it is for the API to say.
 pub(super) fn split(texts: &[String], limits: CallLimits) -> Vec<&[String]> {
+    split_by(texts, limits, String::len)
+}
+
+/// The same for anything that has a text, by how many bytes that has.
+pub fn split_by<T>(items: &[T], limits: CallLimits, bytes_of: impl Fn(&T) -> usize) -> Vec<&[T]> {
     let mut batches = Vec::new();
     let (mut start, mut bytes) = (0, 0_usize);
-    for (index, text) in texts.iter().enumerate() {
-        let full = index - start >= limits.texts || bytes + text.len() > limits.bytes;
+    for (index, item) in items.iter().enumerate() {
+        let full = index - start >= limits.texts || bytes + bytes_of(item) > limits.bytes;
         if full && index > start {
-            batches.push(&texts[start..index]);
+            batches.push(&items[start..index]);
             (start, bytes) = (index, 0);
         }
-        bytes += text.len();
+        bytes += bytes_of(item);
     }
-    if start < texts.len() {
-        batches.push(&texts[start..]);
+    if start < items.len() {
+        batches.push(&items[start..]);
     }
     batches
 }

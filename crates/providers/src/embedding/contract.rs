@@ -90,6 +90,16 @@ impl ContractClient {
         Ok(Self(ServiceClient::new(settings)?))
     }
 
+    /// The name of the service, as it is configured.
+    pub fn service(&self) -> &str {
+        self.0.service()
+    }
+
+    /// An error for an answer that makes no sense to who asked.
+    pub fn bad_answer(&self, reason: impl Into<String>) -> CallError {
+        self.0.bad_answer(reason)
+    }
+
     /// Embeds chunks; of no chunks, without asking the service.
     pub async fn embed_chunks(&self, request: &ContractRequest) -> Result<ContractAnswer, CallError> {
         if request.chunks.is_empty() {

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use ragstone_core::model::{Embedder, ModelIdentity, ModelInfo};
 use secrecy::SecretString;
 
+pub use batches::split_by;
 pub use contract::{
     CONTRACT_TYPE, Chunk, ChunkEmbedding, ContractAnswer, ContractClient, ContractRequest, SkippedChunk,
 };

@@ -381,6 +381,16 @@ async fn documents_are_moved_in_and_out(server: &ChromaServer) {
         );
         assert_eq!(found.norm, expected.norm);
     }
+    let mut ids: Vec<DocumentId> = found.iter().map(|moved| moved.document.id.clone()).collect();
+    ids.push(DocumentId::parse("not there").unwrap());
+    for store in pair.both() {
+        let made_by = store.models_by_id(&pair.docs, &ids).await.unwrap();
+        assert_eq!(made_by.len(), 70);
+        for (id, model) in made_by {
+            let moved = expected.iter().find(|moved| moved.document.id == id);
+            assert_eq!(moved.unwrap().model, model, "{id}");
+        }
+    }
 }
 
 async fn what_it_cannot_do_is_declared_or_refused(server: &ChromaServer) {

@@ -29,10 +29,25 @@ pub mod keys {
     /// What a row of a file calls itself. Ids of documents begin with the source, because rows of two
     /// files may call themselves the same.
     pub const ROW_ID: &str = "row_id";
+
+    pub const ALL: [&str; 9] = [
+        SOURCE,
+        TITLE,
+        SECTION_ID,
+        SECTION_PATH,
+        CHAPTER_ID,
+        DOC_TYPE,
+        POSITION,
+        CONTENT_HASH,
+        ROW_ID,
+    ];
 }
 
 const MAX_ID_BYTES: usize = 512;
 const MAX_SLUG_CHARS: usize = 60;
+/// Every chunk below a heading carries the heading, and every chunk of a document its title: what is
+/// long there would be stored many times over.
+const MAX_TITLE_BYTES: usize = 512;
 
 /// One piece of a document, ready to be embedded and stored.
 #[derive(Debug, Clone, PartialEq)]
@@ -229,6 +244,7 @@ impl Splitter {
                 .map(|piece| (0, piece))
                 .collect(),
         };
+        let title = as_title(title);
         for (in_section, (start, piece)) in pieces.into_iter().enumerate() {
             let content_hash = content_hash(piece);
             let doc_type = part.blocks.kind_of(start, piece);
@@ -402,7 +418,7 @@ impl Places {
         };
         let id = self.free(wanted);
         self.open
-            .push((section.level, section.heading.clone(), id.clone()));
+            .push((section.level, as_title(&section.heading).to_owned(), id.clone()));
         let chapter = self.open.get(usize::from(self.titled)).or(self.open.first());
         Place {
             chapter_id: chapter.map_or_else(|| id.clone(), |(_, _, id)| id.clone()),
@@ -420,6 +436,19 @@ pub(super) fn anchor(source: &str) -> String {
     } else {
         source.to_owned()
     }
+}
+
+/// A title or heading as chunks carry it.
+pub(super) fn as_title(text: &str) -> &str {
+    beginning(text, MAX_TITLE_BYTES)
+}
+
+fn beginning(text: &str, most: usize) -> &str {
+    let mut end = most.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
 }
 
 /// Lower-case letters and digits of any script, joined by dashes.
@@ -462,11 +491,7 @@ pub fn document_id(text: &str) -> DocumentId {
     DocumentId::parse(text).unwrap_or_else(|_| {
         let hash = &content_hash(text)[..32];
         let room = MAX_ID_BYTES - hash.len() - 1;
-        let mut end = room.min(text.len());
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
-        let cut = format!("{}~{hash}", &text[..end]);
+        let cut = format!("{}~{hash}", beginning(text, room));
         DocumentId::parse(cut).unwrap_or_else(|_| DocumentId::generate())
     })
 }

@@ -62,7 +62,10 @@ fn blame(error: &ModelError) -> Option<Blame> {
         ModelError::Failed(_) => Some(Blame::Perhaps),
         ModelError::Remote(failure) => match failure.fault {
             RemoteFault::Refused { .. } | RemoteFault::BadAnswer => Some(Blame::Perhaps),
-            RemoteFault::Busy { .. } | RemoteFault::Down | RemoteFault::Misconfigured { .. } => None,
+            RemoteFault::Busy { .. }
+            | RemoteFault::Down
+            | RemoteFault::Misconfigured { .. }
+            | RemoteFault::OtherModel => None,
         },
         ModelError::Overloaded { .. } | ModelError::Unavailable(_) => None,
     }

@@ -32,9 +32,13 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Compares what should be there with what is. With `all_again`, what is the same is stored
-    /// anew too, because its vector is of another model. An id that two of the chunks have is an error.
-    pub fn new(chunks: Vec<Chunk>, mut existing: Existing, all_again: AllAgain) -> Result<Self, DocumentId> {
+    /// Compares what should be there with what is. What is `outdated` is stored anew though it is the
+    /// same, because its vector is of another model. An id that two of the chunks have is an error.
+    pub fn new(
+        chunks: Vec<Chunk>,
+        mut existing: Existing,
+        outdated: &HashSet<DocumentId>,
+    ) -> Result<Self, DocumentId> {
         let mut plan = Self::default();
         let staying: HashSet<String> = chunks.iter().map(|c| c.content_hash.clone()).collect();
         let mut gone = Vec::new();
@@ -44,9 +48,10 @@ impl Plan {
             if !planned.insert(chunk.document.id.clone()) {
                 return Err(chunk.document.id);
             }
+            let is_current = !outdated.contains(&chunk.document.id);
             match existing.remove(&chunk.document.id) {
                 None => plan.store.push((Change::Added, chunk)),
-                Some(there) if there == chunk.document.metadata && all_again == AllAgain::No => {
+                Some(there) if is_current && there == chunk.document.metadata => {
                     plan.unchanged += 1;
                 }
                 Some(there) => {
@@ -90,12 +95,6 @@ impl Plan {
             ..DocumentCounts::default()
         }
     }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AllAgain {
-    Yes,
-    No,
 }
 
 fn hash_of(metadata: &Metadata) -> Option<String> {

@@ -1,8 +1,9 @@
 //! Reading, splitting and planning, on a thread of its own, ahead of the embedding.
 
+mod incoming;
 mod rows;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io::{Cursor, Read};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -10,6 +11,7 @@ use std::sync::Arc;
 
 use ragstone_core::collection::CollectionName;
 use ragstone_core::document::{DocumentId, Metadata};
+use ragstone_core::model::ModelIdentity;
 use ragstone_core::records::Records;
 use ragstone_core::store::{Store, StoreError};
 use serde::{Deserialize, Serialize};
@@ -22,7 +24,7 @@ use self::rows::{RowKeys, row_chunks};
 use super::chunk::{Chunk, Origin, Splitter};
 use super::kind::Kind;
 use super::manifest::{self, Manifest};
-use super::plan::{self, AllAgain, Change, Existing, Plan};
+use super::plan::{self, Change, Existing, Plan};
 use super::read::{self, ReadOptions, Unreadable};
 use super::report::{ChunkCounts, DocumentCounts, Progress};
 use super::rows::rows as read_rows;
@@ -168,10 +170,9 @@ pub fn chunks_of(
         let mut keys = RowKeys::default();
         let mut chunks = Vec::new();
         for row in read_rows(input.kind, Cursor::new(bytes.clone()), options.max_row_bytes) {
-            let row = row.map_err(|error| error.to_string());
-            match row.and_then(|row| Ok((keys.key(&row)?, row))) {
-                Ok((key, row)) => chunks.extend(row_chunks(splitter, &input.source, &key, row)),
-                Err(problem) => bad_row(problem),
+            match row.and_then(|row| row_chunks(splitter, &input.source, &keys.key(&row)?, &row)) {
+                Ok(of_row) => chunks.extend(of_row),
+                Err(bad) => bad_row(bad.to_string()),
             }
         }
         return Ok(chunks);
@@ -244,8 +245,9 @@ impl Preparation {
         drop(bytes);
         let chunks = self.splitter.split(&origin(&input.source), &text);
         let existing = self.existing(&input.source, before.chunks)?;
+        let outdated = self.outdated(existing.keys().cloned().collect())?;
         let total = chunks.len() as u64;
-        let plan = Plan::new(chunks, existing, before.all_again(&self.model))
+        let plan = Plan::new(chunks, existing, &outdated)
             .map_err(|id| Unreadable::new(format!("two parts of it would be document '{id}'")))?;
         let manifest = Manifest {
             source: input.source.clone(),
@@ -346,6 +348,22 @@ impl Preparation {
         Ok(existing)
     }
 
+    /// Those of these documents whose vectors are of another model, or of another version of it.
+    fn outdated(&self, ids: Vec<DocumentId>) -> Result<HashSet<DocumentId>, StoreError> {
+        if ids.is_empty() {
+            return Ok(HashSet::new());
+        }
+        let made_by = self.store.models_by_id(&self.collection, &ids);
+        let made_by = self.runtime.block_on(made_by)?;
+        let is_other = |model: Option<ModelIdentity>| {
+            model.is_none_or(|model| manifest::model_name(&model) != self.model)
+        };
+        let outdated = made_by
+            .into_iter()
+            .filter_map(|(id, model)| is_other(model).then_some(id));
+        Ok(outdated.collect())
+    }
+
     fn each_existing(
         &self,
         source: &str,
@@ -365,8 +383,12 @@ struct Before {
 
 impl Before {
     /// Two files must not take turns in replacing each other under one name. A file that is no longer
-    /// where it was gives its name to the one that is there now.
+    /// where it was gives its name to the one that is there now, and so does one of which nothing is
+    /// left, because its documents were deleted, or the collection.
     fn check_origin(&self, origin: Option<&Path>) -> Result<(), Unreadable> {
+        if self.chunks == 0 {
+            return Ok(());
+        }
         let known = self
             .manifest
             .as_ref()
@@ -394,12 +416,5 @@ impl Before {
         self.manifest.as_ref().is_some_and(|manifest| {
             manifest.fingerprint == fingerprint && manifest.model == model && manifest.chunks == self.chunks
         })
-    }
-
-    fn all_again(&self, model: &str) -> AllAgain {
-        match &self.manifest {
-            Some(manifest) if manifest.model != model => AllAgain::Yes,
-            _ => AllAgain::No,
-        }
     }
 }

@@ -36,6 +36,21 @@ impl Ingestion {
         Ok(ingested)
     }
 
+    /// Forgets what was ingested into a collection that is no longer there, so that one of the same name
+    /// begins anew.
+    pub async fn forget_collection(&self, collection: &CollectionName) -> Result<(), ServiceError> {
+        for manifests in manifest::list(self.records.as_ref(), collection)
+            .await?
+            .chunks(1000)
+        {
+            let changes = manifests
+                .iter()
+                .map(|manifest| manifest::remove(collection, &manifest.source));
+            self.records.apply(changes.collect()).await?;
+        }
+        Ok(())
+    }
+
     /// Removes all documents that were made of a source. The vectors of their texts stay in the
     /// ledger, where the same texts may need them again.
     pub async fn remove_source(

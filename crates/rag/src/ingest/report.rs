@@ -67,12 +67,14 @@ impl Report {
         }
     }
 
+    /// The parts of a file may each have the same to say, which is said once.
     pub fn warn(&mut self, source: impl Into<String>, warning: impl Into<String>) {
-        if self.warnings.len() < MAX_ERRORS {
-            self.warnings.push(ItemError {
-                source: source.into(),
-                error: warning.into(),
-            });
+        let warning = ItemError {
+            source: source.into(),
+            error: warning.into(),
+        };
+        if self.warnings.len() < MAX_ERRORS && !self.warnings.contains(&warning) {
+            self.warnings.push(warning);
         }
     }
 

@@ -15,6 +15,8 @@ use super::read::{Utf16AsUtf8, decode_row};
 /// One document of such a file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
+    /// Where in the file it begins.
+    pub line: u64,
     /// What the file calls it, where it does.
     pub id: Option<String>,
     pub title: Option<String>,
@@ -22,6 +24,10 @@ pub struct Row {
     pub metadata: Metadata,
     pub doc_type: DocType,
 }
+
+/// Each chunk of a row carries all of these: what is long there would be stored many times over.
+pub(super) const MAX_METADATA_BYTES: usize = 64 << 10;
+const MAX_ID_BYTES: usize = 512;
 
 /// A row that cannot be used. Where the file cannot be read any further, it is the last.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -70,10 +76,7 @@ impl<R: Read> Iterator for JsonLines<R> {
                     };
                     let line = decode_row(iter::once(&bytes[start..])).remove(0);
                     if !line.trim().is_empty() {
-                        return Some(parse_json(&line).map_err(|problem| BadRow {
-                            line: self.line,
-                            problem,
-                        }));
+                        return Some(checked(parse_json(&line), self.line, line.len()));
                     }
                 }
                 Err(error) => {
@@ -106,8 +109,38 @@ impl<R: Read> JsonLines<R> {
     }
 }
 
-/// `text` or `content`, with an optional `id` (or `_id`), `title` and `metadata`; what else is in the
-/// object joins the metadata.
+pub(super) fn metadata_bytes(metadata: &Metadata) -> usize {
+    serde_json::to_vec(metadata).map_or(usize::MAX, |json| json.len())
+}
+
+/// A row that was read from this line, of so many bytes.
+fn checked(row: Result<Row, String>, line: u64, bytes: usize) -> Result<Row, BadRow> {
+    let row = row.and_then(|row| {
+        let id = row.id.as_ref().map_or(0, String::len);
+        if id > MAX_ID_BYTES {
+            return Err(format!("its 'id' has {id} bytes; it may have {MAX_ID_BYTES}"));
+        }
+        // Hardly any row is long enough for its metadata to need measuring.
+        let metadata = if bytes > MAX_METADATA_BYTES {
+            metadata_bytes(&row.metadata)
+        } else {
+            0
+        };
+        if metadata > MAX_METADATA_BYTES {
+            return Err(format!(
+                "what it has beside its 'text' has {metadata} bytes; it may have {MAX_METADATA_BYTES}"
+            ));
+        }
+        Ok(row)
+    });
+    match row {
+        Ok(row) => Ok(Row { line, ..row }),
+        Err(problem) => Err(BadRow { line, problem }),
+    }
+}
+
+/// `text` or `content`, with an optional `id` (or `_id`), `title` (which may be in the metadata) and
+/// `metadata`; what else is in the object joins the metadata.
 fn parse_json(line: &str) -> Result<Row, String> {
     let value: Value =
         serde_json::from_str(line).map_err(|error| format!("it is not valid JSON: {error}"))?;
@@ -125,24 +158,34 @@ fn parse_json(line: &str) -> Result<Row, String> {
         None | Some(Value::Null | Value::String(_)) => None,
         Some(_) => return Err("its 'id' is neither a string nor a number".to_owned()),
     };
-    let title = match fields.remove("title") {
-        Some(Value::String(title)) if !title.trim().is_empty() => Some(title),
-        _ => None,
-    };
     fields.remove("embedding");
-    let metadata = match fields.remove("metadata") {
+    let mut metadata = match fields.remove("metadata") {
         Some(Value::Object(metadata)) => metadata,
         None | Some(Value::Null) => Metadata::new(),
         Some(_) => return Err("its 'metadata' is not a JSON object".to_owned()),
     };
+    let title = take_title(&mut fields).or_else(|| take_title(&mut metadata));
+    fields.remove("title");
     fields.extend(metadata);
     Ok(Row {
+        line: 0,
         id,
         title,
         text,
         metadata: fields,
         doc_type: DocType::Paragraph,
     })
+}
+
+/// A title that says something; whatever else is called so stays where it is.
+fn take_title(fields: &mut Metadata) -> Option<String> {
+    let title = fields
+        .get("title")?
+        .as_str()
+        .filter(|title| !title.trim().is_empty())?;
+    let title = title.to_owned();
+    fields.remove("title");
+    Some(title)
 }
 
 struct CsvRows<R> {
@@ -274,7 +317,11 @@ impl<R: Read> Iterator for CsvRows<R> {
                     }));
                 }
                 let row = decode_row(self.record.iter()).into();
-                Some(parse_csv(header, &row).map_err(|problem| BadRow { line, problem }))
+                Some(checked(
+                    parse_csv(header, &row),
+                    line,
+                    self.record.as_slice().len(),
+                ))
             }
             Ok(false) => {
                 self.ended = true;
@@ -345,6 +392,7 @@ fn parse_csv(header: &csv::StringRecord, row: &csv::StringRecord) -> Result<Row,
         None => (lines.join("\n"), DocType::Table),
     };
     Ok(Row {
+        line: 0,
         id: cell(id_column).map(str::to_owned),
         title: cell(title_column).map(str::to_owned),
         text: text.replace('\0', "\u{fffd}"),

@@ -9,7 +9,7 @@
 //! transaction, and a source's manifest is written only after all of its chunks.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ragstone_core::collection::{Collection, CollectionName};
@@ -55,6 +55,8 @@ const MAX_LOOKED_INTO: usize = 64;
 pub struct Ingestion {
     pub service: Service,
     pub records: Arc<dyn Records>,
+    /// Of the same records; runs share it, so that what two of them need is embedded once.
+    pub ledger: Ledger,
     pub read: ReadOptions,
     /// How often a model that is busy or away is asked before the run is given up.
     pub attempts: u32,
@@ -102,12 +104,11 @@ impl Ingestion {
         let work = Arc::new(Work {
             service: self.service.clone(),
             records: Arc::clone(&self.records),
-            ledger: Ledger::new(Arc::clone(&self.records)),
+            ledger: self.ledger.clone(),
             collection: prepared.collection.clone(),
             embedder: Arc::clone(&prepared.embedder),
             model: model.clone(),
             progress: Arc::clone(&progress),
-            in_flight: Mutex::default(),
             attempts: self.attempts,
         });
         let preparation = Preparation {
@@ -183,8 +184,6 @@ struct Work {
     embedder: Arc<dyn Embedder>,
     model: ModelIdentity,
     progress: Arc<Progress>,
-    /// Content that is with the model: whoever needs it too takes it from the ledger later.
-    in_flight: Mutex<HashSet<LedgerKey>>,
     attempts: u32,
 }
 
@@ -222,7 +221,7 @@ struct InFlight {
     batch: Batch,
     known: HashMap<LedgerKey, Entry>,
     new: Vec<LedgerKey>,
-    vectors: Task<Result<Vec<Option<Embedding>>, ModelError>>,
+    vectors: Task<Result<Vec<Option<Embedding>>, ServiceError>>,
 }
 
 /// A task that ends with its owner.
@@ -277,24 +276,30 @@ impl Work {
         LedgerKey::new(Scope::Ingestion, &chunk.content_hash, &self.model)
     }
 
-    /// Looks up what is known and hands the rest to the model, each content once.
+    /// Looks up what is known and hands the rest to the model, each content once. What another batch
+    /// has with the model, of this run or of another, is taken from the ledger later.
     async fn start(self: &Arc<Self>, batch: Batch) -> Result<InFlight, ServiceError> {
         let keys: Vec<LedgerKey> = batch.chunks.iter().map(|(_, chunk)| self.key(chunk)).collect();
+        // Taken before it is looked up: what somebody else had embedded until now is found.
+        let mut turn = self.ledger.claim(&keys);
         let known = self.ledger.find(&keys).await?;
+        turn.keep(|key| !known.contains_key(key));
         let mut new = Vec::new();
         let mut texts = Vec::new();
-        {
-            let mut in_flight = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
-            for (key, (_, chunk)) in keys.into_iter().zip(&batch.chunks) {
-                if !known.contains_key(&key) && in_flight.insert(key.clone()) {
-                    new.push(key);
-                    texts.push(chunk.document.text.clone());
-                }
+        for (key, (_, chunk)) in keys.into_iter().zip(&batch.chunks) {
+            if turn.has(&key) && !new.contains(&key) {
+                new.push(key);
+                texts.push(chunk.document.text.clone());
             }
         }
-        let (embedder, attempts) = (Arc::clone(&self.embedder), self.attempts);
+        let (work, of_turn) = (Arc::clone(self), new.clone());
         let vectors = Task(tokio::spawn(async move {
-            embed(embedder.as_ref(), texts, attempts).await
+            // Until the vectors are in the ledger, and no longer: whoever waits for them must not
+            // have to wait for what this run stores before.
+            let _turn = turn;
+            let vectors = embed(work.embedder.as_ref(), texts, work.attempts).await?;
+            work.ledger.record(entries(&of_turn, &vectors)).await?;
+            Ok(vectors)
         }));
         Ok(InFlight {
             batch,
@@ -322,24 +327,8 @@ impl Work {
             .map(|embedding| embedding.tokens as u64)
             .sum();
         let embedded = vectors.iter().flatten().count() as u64;
-        let mut entries = Vec::with_capacity(vectors.len());
-        for (key, embedding) in new.iter().zip(vectors) {
-            let Some(embedding) = embedding else { continue };
-            let entry = Entry {
-                embedding_id: key.embedding_id(),
-                vector: embedding.vector,
-            };
-            known.insert(key.clone(), entry.clone());
-            entries.push((key.clone(), entry));
-        }
-        self.ledger.record(entries).await?;
+        known.extend(entries(&new, &vectors));
         self.find_missing(&batch, &new, &mut known).await?;
-        {
-            let mut in_flight = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
-            new.iter().for_each(|key| {
-                in_flight.remove(key);
-            });
-        }
 
         let mut refused: HashSet<String> = HashSet::new();
         let mut documents: HashMap<DocumentId, StoredDocument> = HashMap::with_capacity(batch.chunks.len());
@@ -379,8 +368,8 @@ impl Work {
         self.note_finished(batch.finishes, &refused).await
     }
 
-    /// Content that another batch had in flight is in the ledger by now. Where it is not (because
-    /// the model refused it, or its last document went meanwhile) it is embedded here.
+    /// Waits for content that another batch has in flight. Where it is not in the ledger then
+    /// (because the model refused it, or its last document went meanwhile) it is embedded here.
     async fn find_missing(
         &self,
         batch: &Batch,
@@ -393,7 +382,11 @@ impl Work {
             .map(|(_, chunk)| (self.key(chunk), chunk.document.text.as_str()))
             .filter(|(key, _)| !known.contains_key(key) && !tried.contains(key))
             .collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
         let keys: Vec<LedgerKey> = missing.keys().cloned().collect();
+        let _turn = self.ledger.turn(keys.clone()).await;
         for (key, entry) in self.ledger.find(&keys).await? {
             missing.remove(&key);
             known.insert(key, entry);
@@ -403,18 +396,9 @@ impl Work {
             .map(|(key, text)| (key, text.to_owned()))
             .unzip();
         let vectors = embed(self.embedder.as_ref(), texts, self.attempts).await?;
-        for (key, embedding) in keys.into_iter().zip(vectors) {
-            if let Some(embedding) = embedding {
-                let embedding_id = key.embedding_id();
-                known.insert(
-                    key,
-                    Entry {
-                        embedding_id,
-                        vector: embedding.vector,
-                    },
-                );
-            }
-        }
+        let entries = entries(&keys, &vectors);
+        self.ledger.record(entries.clone()).await?;
+        known.extend(entries);
         Ok(())
     }
 
@@ -524,6 +508,18 @@ impl Work {
         }
         Ok(())
     }
+}
+
+/// What goes into the ledger, without the texts that the model refused.
+fn entries(keys: &[LedgerKey], vectors: &[Option<Embedding>]) -> Vec<(LedgerKey, Entry)> {
+    let entry = |(key, embedding): (&LedgerKey, &Option<Embedding>)| {
+        let entry = Entry {
+            embedding_id: key.embedding_id(),
+            vector: embedding.as_ref()?.vector.clone(),
+        };
+        Some((key.clone(), entry))
+    };
+    keys.iter().zip(vectors).filter_map(entry).collect()
 }
 
 fn source_of(chunk: &Chunk) -> Option<String> {

@@ -1,7 +1,9 @@
 //! How documents are split, and what a run does with them.
 
 mod golden;
+mod rows;
 mod run;
+mod sharing;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -59,6 +59,15 @@ impl Covered {
     }
 }
 
+/// What came of looking below one root.
+#[derive(Default)]
+struct Walked {
+    /// Where the base is, unless some of what is below it could not be looked into.
+    covered: Option<PathBuf>,
+    /// Whether a file is wanted, be it one that another root brought before.
+    matched: bool,
+}
+
 /// Paths and patterns as typed, and which of the files under them are wanted.
 pub struct Selection {
     roots: Vec<Root>,
@@ -96,18 +105,17 @@ impl Selection {
         let mut found = Found::default();
         let mut seen = HashSet::new();
         for root in &self.roots {
-            let before = found.files.len();
             let (base, matcher) = match root {
                 Root::Path(path) => (path, None),
                 Root::Glob { base, matcher, .. } => (base, Some(matcher)),
             };
-            let covered = self.walk(base, matcher, &mut seen, &mut found);
-            found.covered.extend(covered.map(|on_disk| Covered {
+            let walked = self.walk(base, matcher, &mut seen, &mut found);
+            found.covered.extend(walked.covered.map(|on_disk| Covered {
                 root: root.clone(),
                 on_disk,
             }));
             if let Root::Glob { pattern, .. } = root
-                && found.files.len() == before
+                && !walked.matched
             {
                 tracing::warn!(pattern, "no file matches");
             }
@@ -115,14 +123,13 @@ impl Selection {
         found
     }
 
-    /// Gives where the base is, unless some of what is below it could not be looked into.
     fn walk(
         &self,
         base: &Path,
         matcher: Option<&GlobMatcher>,
         seen: &mut HashSet<PathBuf>,
         found: &mut Found,
-    ) -> Option<PathBuf> {
+    ) -> Walked {
         let start = if base.as_os_str().is_empty() {
             Path::new(".")
         } else {
@@ -132,13 +139,15 @@ impl Selection {
         let (named, on_disk) = match looked_at {
             Ok((about, on_disk)) => (about.is_file() && matcher.is_none(), on_disk),
             // A pattern under a folder that is not there matches nothing, as any other pattern may.
-            Err(error) if matcher.is_some() && error.kind() == ErrorKind::NotFound => return None,
+            Err(error) if matcher.is_some() && error.kind() == ErrorKind::NotFound => {
+                return Walked::default();
+            }
             Err(error) => {
                 found.problems.push((source_name(start), error.to_string()));
-                return None;
+                return Walked::default();
             }
         };
-        let mut complete = true;
+        let (mut complete, mut matched) = (true, false);
         let wanted = |source: &str| {
             matcher.is_none_or(|matcher| matcher.is_match(source)) && (named || self.wants(source))
         };
@@ -175,7 +184,11 @@ impl Selection {
                 continue;
             }
             let source = source_name(entry.path());
-            if !wanted(&source) || !std::fs::canonicalize(entry.path()).is_ok_and(|path| seen.insert(path)) {
+            if !wanted(&source) {
+                continue;
+            }
+            matched = true;
+            if !std::fs::canonicalize(entry.path()).is_ok_and(|path| seen.insert(path)) {
                 continue;
             }
             let origin = match entry.path().strip_prefix(start) {
@@ -191,7 +204,10 @@ impl Selection {
                 named,
             });
         }
-        complete.then_some(on_disk)
+        Walked {
+            covered: complete.then_some(on_disk),
+            matched,
+        }
     }
 
     fn wants(&self, source: &str) -> bool {

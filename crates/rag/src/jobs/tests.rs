@@ -14,6 +14,7 @@ use serde_json::json;
 use super::*;
 use crate::Models;
 use crate::ingest::ReadOptions;
+use crate::ledger::Ledger;
 use crate::test_parts::{Parts, WordEmbedder, parts};
 
 async fn setup() -> (Parts, Jobs) {
@@ -34,6 +35,7 @@ fn jobs(parts: &Parts) -> Jobs {
     Jobs::new(Ingestion {
         service: parts.service.clone(),
         records: parts.store.clone(),
+        ledger: Ledger::new(parts.store.clone()),
         read: ReadOptions::default(),
         attempts: 1,
     })

@@ -11,6 +11,9 @@ use crate::Models;
 use crate::error::ServiceError;
 use crate::models::embed_all;
 
+/// Each chunk that is answered carries all of these: what is long here would be long many times over.
+const MAX_ID_BYTES: usize = 512;
+
 /// A request as it came in: every field may be missing.
 #[derive(Debug, Clone, Default)]
 pub struct EmbeddingRequest {
@@ -63,12 +66,12 @@ pub async fn embed_chunks(
     ledger: &Ledger,
     request: EmbeddingRequest,
 ) -> Result<Embedded, ServiceError> {
-    let knowledge_base = required(request.knowledgebase_id, "knowledgebase_id", None)?;
+    let knowledge_base = identifier(request.knowledgebase_id, "knowledgebase_id", None)?;
     let mut checked = Vec::with_capacity(request.chunks.len());
     for (index, raw) in request.chunks.into_iter().enumerate() {
-        let id = required(raw.chunk_id, "chunk_id", Some(index))?;
+        let id = identifier(raw.chunk_id, "chunk_id", Some(index))?;
         let content = required(raw.content, "content", Some(index))?;
-        let content_hash = required(raw.content_hash, "content_hash", Some(index))?;
+        let content_hash = identifier(raw.content_hash, "content_hash", Some(index))?;
         checked.push((id, content, content_hash));
     }
     if checked.is_empty() {
@@ -180,8 +183,22 @@ pub async fn embed_chunks(
 fn required(value: Option<String>, name: &str, chunk: Option<usize>) -> Result<String, InvalidInput> {
     value
         .filter(|value| !value.trim().is_empty())
-        .ok_or_else(|| match chunk {
-            Some(index) => InvalidInput::new(format!("{name} is required (chunk at index {index})")),
-            None => InvalidInput::new(format!("{name} is required")),
-        })
+        .ok_or_else(|| wrong(format!("{name} is required"), chunk))
+}
+
+/// A required field that names something.
+fn identifier(value: Option<String>, name: &str, chunk: Option<usize>) -> Result<String, InvalidInput> {
+    let value = required(value, name, chunk)?;
+    if value.len() > MAX_ID_BYTES {
+        let problem = format!("{name} has {} bytes; it may have {MAX_ID_BYTES}", value.len());
+        return Err(wrong(problem, chunk));
+    }
+    Ok(value)
+}
+
+fn wrong(problem: String, chunk: Option<usize>) -> InvalidInput {
+    match chunk {
+        Some(index) => InvalidInput::new(format!("{problem} (chunk at index {index})")),
+        None => InvalidInput::new(problem),
+    }
 }

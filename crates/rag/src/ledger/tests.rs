@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use ragstone_core::model::{EmbedInput, Embedder, ModelIdentity, ModelInfo, Role};
+use ragstone_core::model::{EmbedInput, Embedder, ModelError, ModelIdentity, ModelInfo, RemoteFault, Role};
+use ragstone_core::records::Records as _;
 use ragstone_providers::embedding::ContractClient;
 use ragstone_providers::http::{ClientSettings, ServiceClient};
 use serde_json::{Value, json};
@@ -91,6 +92,7 @@ struct OtherService {
     parts: Parts,
     /// Every chunk that was sent, by knowledge base and hash.
     sent: Mutex<Vec<(String, String)>>,
+    requests: AtomicUsize,
     /// How many answers get lost on their way.
     lose: AtomicUsize,
 }
@@ -101,6 +103,7 @@ impl OtherService {
         let service = Arc::new(Self {
             parts: parts(Models::new(vec![model], None)),
             sent: Mutex::default(),
+            requests: AtomicUsize::new(0),
             lose: AtomicUsize::new(0),
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -138,6 +141,7 @@ impl OtherService {
                 break serde_json::from_slice::<Value>(&bytes[end + 4..]).unwrap();
             }
         };
+        self.requests.fetch_add(1, Ordering::Relaxed);
         let base = body["knowledgebase_id"].as_str().unwrap();
         let chunks: Vec<ChunkRequest> = body["chunks"]
             .as_array()
@@ -276,6 +280,102 @@ async fn a_service_with_another_version_is_refused() {
     );
 }
 
+#[tokio::test]
+async fn another_version_is_a_fault_of_the_provider() {
+    let (_service, url) = OtherService::start("v2").await;
+    let own = parts(Models::default());
+    let asked = embedder(&url, &own, "v1")
+        .embed(vec![EmbedInput::Text("one".into())], Role::Passage)
+        .await;
+    let Err(ModelError::Remote(failure)) = asked else {
+        panic!("a fault of the provider is expected: {asked:?}")
+    };
+    assert_eq!(
+        (failure.provider.as_str(), failure.fault),
+        ("theirs", RemoteFault::OtherModel)
+    );
+}
+
+#[tokio::test]
+async fn clients_and_our_own_content_at_a_service_are_apart() {
+    let (_service, url) = OtherService::start("v1").await;
+    let mut own = parts(Models::default());
+    let far = Arc::new(embedder(&url, &own, "v1"));
+    own.service.models = Arc::new(Models::new(vec![far.clone()], None));
+    let ledger = ledger(&own);
+    // The hash is right, and yet this is new to who sends it.
+    let hash = crate::ingest::chunk::content_hash("one");
+    let new = request("ours", vec![chunk("c1", "one", &hash)]);
+    let answer = embed_chunks(&own.service.models, &ledger, new).await.unwrap();
+    assert_eq!((answer.embeddings.len(), answer.skipped.len()), (1, 0));
+    // The hash is that of another text, which keeps a vector of its own.
+    let hash = crate::ingest::chunk::content_hash("two");
+    let wrong = request("ours", vec![chunk("c2", "not that at all", &hash)]);
+    let answer = embed_chunks(&own.service.models, &ledger, wrong).await.unwrap();
+    assert_eq!((answer.embeddings.len(), answer.skipped.len()), (1, 0));
+    let vectors = embed(&far, &["one", "two"]).await;
+    assert_ne!(vectors[1], answer.embeddings[0].vector);
+    assert_ne!(vectors[1], vectors[0]);
+}
+
+#[tokio::test]
+async fn a_request_to_a_service_is_bounded_in_bytes() {
+    let (service, url) = OtherService::start("v1").await;
+    let own = parts(Models::default());
+    let texts: Vec<String> = (0..6).map(|n| n.to_string().repeat(400_000)).collect();
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    assert_eq!(embed(&embedder(&url, &own, "v1"), &texts).await.len(), 6);
+    assert_eq!(service.requests.load(Ordering::Relaxed), 3);
+}
+
+#[tokio::test]
+async fn nothing_is_kept_of_questions() {
+    let (service, url) = OtherService::start("v1").await;
+    let own = parts(Models::default());
+    let embedder = embedder(&url, &own, "v1");
+    let ask = async |text: &str| {
+        let inputs = vec![EmbedInput::Text(text.to_owned())];
+        let embeddings = embedder.embed(inputs, Role::Query).await.unwrap();
+        embeddings[0].vector.clone()
+    };
+    let first = ask("when does the dome open?").await;
+    assert_eq!(ask("when does the dome open?").await, first);
+    assert_eq!(service.sent().len(), 2);
+    assert_eq!(own.store.counts(KIND).await.unwrap().total, 0);
+    // A passage of the same text is embedded, and kept, and then answers the question too.
+    assert_eq!(embed(&embedder, &["when does the dome open?"]).await[0], first);
+    assert_eq!(service.sent().len(), 1);
+    assert_eq!(ask("when does the dome open?").await, first);
+    assert_eq!(service.sent(), []);
+}
+
+#[tokio::test]
+async fn names_without_measure_are_refused() {
+    let parts = parts(Models::new(vec![WordEmbedder::new("words")], None));
+    let ledger = ledger(&parts);
+    let long = "n".repeat(513);
+    let ask = async |request| {
+        let asked = embed_chunks(&parts.service.models, &ledger, request).await;
+        asked.map_or_else(|error| error.to_string(), |_| "embedded".to_owned())
+    };
+    let good = || chunk("c", "text", "h");
+    assert_eq!(
+        ask(request(&long, vec![good()])).await,
+        "knowledgebase_id has 513 bytes; it may have 512"
+    );
+    assert_eq!(
+        ask(request("kb", vec![good(), chunk(&long, "text", "h")])).await,
+        "chunk_id has 513 bytes; it may have 512 (chunk at index 1)"
+    );
+    assert_eq!(
+        ask(request("kb", vec![chunk("c", "text", &long)])).await,
+        "content_hash has 513 bytes; it may have 512 (chunk at index 0)"
+    );
+    let longest = "n".repeat(512);
+    let just_so = request(&longest, vec![chunk(&longest, "text", &longest)]);
+    assert_eq!(ask(just_so).await, "embedded");
+}
+
 fn model(id: &str, version: &str) -> ModelIdentity {
     ModelIdentity {
         id: id.into(),
@@ -307,6 +407,7 @@ fn every_part_of_the_identity_makes_another_key() {
         LedgerKey::new(Scope::KnowledgeBase("k"), "h", &model("m", "2")),
         LedgerKey::new(Scope::KnowledgeBase("kh"), "", &model("m", "1")),
         LedgerKey::new(Scope::Ingestion, "h", &model("m", "1")),
+        LedgerKey::new(Scope::Service("k"), "h", &model("m", "1")),
     ];
     let distinct: std::collections::HashSet<_> = keys.iter().collect();
     assert_eq!(distinct.len(), keys.len());

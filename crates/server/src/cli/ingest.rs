@@ -25,6 +25,7 @@ use ragstone_rag::ingest::{
     UNKNOWN_TYPE, chunk_tokens, chunks_of,
 };
 use ragstone_rag::jobs::check_source;
+use ragstone_rag::ledger::Ledger;
 use ragstone_rag::{Models, Service};
 use ragstone_store::Held;
 use serde_json::{Value, json};
@@ -124,6 +125,14 @@ pub fn run(args: &IngestArgs) -> anyhow::Result<()> {
     if args.prune && found.covered.len() < files.len() {
         tracing::warn!("what could not be looked into from end to end is not taken for gone");
     }
+    let nothing = found.files.is_empty() && found.covered.is_empty() && files.len() == args.paths.len();
+    if nothing && !found.problems.is_empty() && !args.dry_run {
+        // Nobody wants a collection that is named after a typing error.
+        let progress = Progress::default();
+        note_problems(&found, &progress);
+        show::report(&progress, &args.collection, args.json)?;
+        return show::failures(&progress, "ingested");
+    }
     match &args.url {
         Some(url) if !args.dry_run => block_on(remote::ingest(args, url.clone(), &collection, found)),
         _ => block_on(ingest_here(args, collection, found)),
@@ -220,6 +229,7 @@ async fn ingest_here(args: &IngestArgs, collection: CollectionName, mut found: F
     let ingestion = Ingestion {
         service,
         records: store.records(),
+        ledger: Ledger::new(store.records()),
         read: read_options(),
         attempts: 8,
     };

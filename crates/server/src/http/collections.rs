@@ -228,5 +228,6 @@ pub(super) async fn delete(
     CollectionPath(name): CollectionPath,
 ) -> Result<Json<CollectionDeleted>, ApiError> {
     state.service.store.delete_collection(&name).await?;
+    state.jobs.collection_deleted(&name).await;
     Ok(Json(CollectionDeleted::new(&name)))
 }

@@ -71,7 +71,7 @@ pub(super) struct SkippedBody {
     post, path = "/embeddings", tag = "models", request_body = EmbeddingsBody,
     responses(
         (status = 200, body = EmbeddingsAnswer),
-        (status = 400, body = ErrorBody, description = "A field is missing; the message has the chunk's index"),
+        (status = 400, body = ErrorBody, description = "A field is missing or too long; the message has the chunk's index"),
         (status = 413, body = ErrorBody, description = "The body is too large"),
         (status = 429, body = ErrorBody, description = "The model's queue is full; see Retry-After"),
         (status = 503, body = ErrorBody, description = "The model is not loaded"),

@@ -253,7 +253,9 @@ impl From<ModelError> for ApiError {
                         retry_after: Some(DEFAULT_RETRY),
                         ..Self::bad_gateway(detail)
                     },
-                    RemoteFault::Misconfigured { .. } | RemoteFault::BadAnswer => Self::bad_gateway(detail),
+                    RemoteFault::Misconfigured { .. } | RemoteFault::BadAnswer | RemoteFault::OtherModel => {
+                        Self::bad_gateway(detail)
+                    }
                 }
             }
         }

@@ -179,6 +179,11 @@ pub(super) async fn ingest(
 ) -> Result<Json<JobBody>, ApiError> {
     let (items, chunk_tokens) = match multer::parse_boundary(&body.content_type) {
         Ok(boundary) => read_multipart(&body, boundary).await?,
+        Err(multer::Error::NoBoundary) => {
+            return Err(ApiError::bad_request(
+                "The content type of a multipart body needs a boundary: multipart/form-data; boundary=...",
+            ));
+        }
         Err(_) => read_json(body.json().await?)?,
     };
     if items.len() > MAX_ITEMS {

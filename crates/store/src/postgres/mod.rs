@@ -247,6 +247,14 @@ impl Store for PostgresStore {
         self.read(|| read::by_id(&self.readers, name, ids)).await
     }
 
+    async fn models_by_id(
+        &self,
+        name: &CollectionName,
+        ids: &[DocumentId],
+    ) -> Result<Vec<(DocumentId, Option<ModelIdentity>)>, StoreError> {
+        self.read(|| read::models_by_id(&self.readers, name, ids)).await
+    }
+
     async fn documents(
         &self,
         name: &CollectionName,

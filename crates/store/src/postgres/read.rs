@@ -97,6 +97,33 @@ pub(super) async fn by_id(pool: &Pool, name: &CollectionName, ids: &[DocumentId]
     rows.iter().map(|row| read_document(row, 0)).collect()
 }
 
+pub(super) async fn models_by_id(
+    pool: &Pool,
+    name: &CollectionName,
+    ids: &[DocumentId],
+) -> Result<Vec<(DocumentId, Option<ModelIdentity>)>> {
+    let (session, view) = view(pool, name, None).await?;
+    let Some(table) = view.table else {
+        return Ok(Vec::new());
+    };
+    let escaped: Vec<String> = ids.iter().map(|id| escape(id.as_str()).into_owned()).collect();
+    let mut find = Statement::new(format!(
+        "SELECT wanted.place, m.id, m.version, m.dimensions
+         FROM {table} d LEFT JOIN ragstone.models m ON m.number = d.model JOIN unnest("
+    ));
+    find.bind(escaped, Type::TEXT_ARRAY)
+        .push(") WITH ORDINALITY AS wanted (id, place) ON wanted.id = d.id");
+    let mut found = Vec::with_capacity(ids.len());
+    for row in &session.query(&find).await? {
+        let place = usize::try_from(row.try_get::<_, i64>(0)?).unwrap_or_default();
+        // Counted from one.
+        if let Some(id) = place.checked_sub(1).and_then(|index| ids.get(index)) {
+            found.push((id.clone(), read_model_if_any(row, 1)?));
+        }
+    }
+    Ok(found)
+}
+
 pub(super) async fn documents(
     pool: &Pool,
     name: &CollectionName,
@@ -225,16 +252,19 @@ fn read_model(row: &Row, first: usize) -> Result<ModelIdentity> {
     })
 }
 
+fn read_model_if_any(row: &Row, first: usize) -> Result<Option<ModelIdentity>> {
+    match row.try_get::<_, Option<&str>>(first)? {
+        None => Ok(None),
+        Some(_) => read_model(row, first).map(Some),
+    }
+}
+
 fn read_moved(row: &Row) -> Result<MovedDocument> {
-    let model = match row.try_get::<_, Option<&str>>(6)? {
-        None => None,
-        Some(_) => Some(read_model(row, 6)?),
-    };
     Ok(MovedDocument {
         document: read_document(row, 1)?,
         vector: row.try_get(4)?,
         norm: row.try_get(5)?,
-        model,
+        model: read_model_if_any(row, 6)?,
     })
 }
 

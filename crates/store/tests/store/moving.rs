@@ -2,7 +2,7 @@
 
 use ragstone_core::model::ModelIdentity;
 use ragstone_core::store::{DocumentBatch, MovedDocument, MovedRange, Place, Selection, StoreError};
-use ragstone_core::{CollectionName, Metadata};
+use ragstone_core::{CollectionName, DocumentId, Metadata};
 use serde_json::json;
 
 use crate::common::*;
@@ -11,6 +11,7 @@ on_every_store!(
     what_is_imported_is_exported_again_to_the_last_bit,
     pages_go_on_where_the_last_one_ended_whatever_is_written_meanwhile,
     what_cannot_be_imported_changes_nothing,
+    what_made_the_vectors_of_documents_is_known,
 );
 
 async fn exported(store: &dyn Subject, docs: &CollectionName, limit: usize) -> Vec<MovedDocument> {
@@ -130,4 +131,31 @@ async fn what_cannot_be_imported_changes_nothing(engine: Engine) {
         Err(StoreError::DimensionMismatch { .. })
     ));
     assert_eq!(store.collection(&docs).await.unwrap().count, 0);
+}
+
+async fn what_made_the_vectors_of_documents_is_known(engine: Engine) {
+    let home = Home::new(engine).await;
+    let (store, docs) = (home.open().await, name("docs"));
+    let ids = ["2-0", "none", "0-1", "1-4"].map(|id| DocumentId::parse(id).unwrap());
+    let missing = store.models_by_id(&docs, &ids).await;
+    assert!(
+        matches!(missing, Err(StoreError::CollectionNotFound(_))),
+        "{missing:?}"
+    );
+    store.create_collection(&docs, Metadata::new()).await.unwrap();
+    assert_eq!(store.models_by_id(&docs, &ids).await.unwrap(), []);
+    fill(store.as_ref(), &docs).await;
+    let mut found: Vec<(String, Option<String>)> = store
+        .models_by_id(&docs, &ids)
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|(id, model)| (id.to_string(), model.map(|model| model.version)))
+        .collect();
+    found.sort();
+    let of = |id: &str, version: Option<&str>| (id.to_owned(), version.map(str::to_owned));
+    assert_eq!(
+        found,
+        [of("0-1", None), of("1-4", Some("1")), of("2-0", Some("2"))]
+    );
 }

@@ -15,7 +15,7 @@ use super::narrow::{Narrowed, narrow};
 
 /// Metadata is read in pages of this many documents, texts in smaller ones.
 const METADATA_PAGE: usize = 5000;
-const TEXT_PAGE: usize = 1000;
+pub(super) const TEXT_PAGE: usize = 1000;
 
 impl Chroma {
     pub(super) async fn page(

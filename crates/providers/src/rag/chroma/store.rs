@@ -10,6 +10,7 @@ mod remembered;
 mod search;
 mod turns;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,6 +31,7 @@ use self::remembered::Remembered;
 use self::turns::Turns;
 use super::api::{ChromaApi, CollectionRecord, Tenancy};
 use super::naming::Naming;
+use super::read::TEXT_PAGE;
 use super::write::Row;
 use super::{Chroma, codec, default_database, default_tenant};
 use crate::error::ConfigError;
@@ -401,6 +403,32 @@ impl Store for ChromaStore {
         let ids: Vec<String> = ids.iter().map(|id| id.as_str().to_owned()).collect();
         let found = self.chroma.documents_by_id(&record, &ids).await;
         found.map_err(store_error)
+    }
+
+    async fn models_by_id(
+        &self,
+        name: &CollectionName,
+        ids: &[DocumentId],
+    ) -> Result<Vec<(DocumentId, Option<ModelIdentity>)>, StoreError> {
+        let record = self.api().collection(name).await.map_err(store_error)?;
+        let mut found = Vec::with_capacity(ids.len());
+        for ids in ids.chunks(TEXT_PAGE) {
+            let of_ids: Vec<&str> = ids.iter().map(DocumentId::as_str).collect();
+            let request = json!({"ids": of_ids, "include": ["metadatas"]});
+            let records = self.api().get(&record, &request).await.map_err(store_error)?;
+            let metadatas = records.metadatas.unwrap_or_default();
+            let models: HashMap<String, Option<ModelIdentity>> = records
+                .ids
+                .into_iter()
+                .zip(metadatas)
+                .map(|(id, metadata)| (id, Kept::read(metadata.as_ref()).model))
+                .collect();
+            let there = ids
+                .iter()
+                .filter_map(|id| Some((id.clone(), models.get(id.as_str())?.clone())));
+            found.extend(there);
+        }
+        Ok(found)
     }
 
     async fn documents(

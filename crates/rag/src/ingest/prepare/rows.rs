@@ -1,23 +1,26 @@
 //! Preparing files of many documents, row by row.
 
-use std::cell::Cell;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::io::{Cursor, Read, Seek};
 use std::ops::Range;
-use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
+use ragstone_core::collection::shorten;
 use ragstone_core::document::{Document, DocumentId, Metadata};
 use ragstone_core::store::StoreError;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use super::incoming::{Incoming, Next};
 use super::{Content, Earlier, Finish, Input, Preparation, Refused, Step, Stop, origin};
-use crate::ingest::chunk::{Chunk, Splitter, anchor, chunk_id, content_hash, keys};
+use crate::ingest::chunk::{Chunk, Splitter, anchor, as_title, chunk_id, content_hash, keys};
 use crate::ingest::kind::Kind;
 use crate::ingest::manifest::Manifest;
-use crate::ingest::plan::{self, AllAgain, Existing, Plan};
-use crate::ingest::rows::{Row, rows};
+use crate::ingest::plan::{self, Existing, Plan};
+use crate::ingest::rows::{BadRow, MAX_METADATA_BYTES, Row, metadata_bytes, rows};
 use crate::ingest::walk::source_name;
 
 /// Why rows that are not in a file any more are still there.
@@ -28,6 +31,7 @@ const WINDOW_ROWS: usize = 256;
 const WINDOW_BYTES: usize = 1 << 20;
 /// So many chunks beyond those that a row has now are looked for, in case it had more before.
 const BEYOND: usize = 4;
+const MAX_REPEATED_BYTES: usize = 64 << 20;
 
 impl Preparation {
     pub(super) fn prepare_rows(&mut self, input: Input) -> Result<(), Refused> {
@@ -38,8 +42,9 @@ impl Preparation {
             content,
         } = input;
         let whole = matches!(content, Content::File(_) | Content::Memory(_));
+        let is_live = matches!(content, Content::Stream(_));
         let mut earlier = Earlier::default();
-        let (digest, size, reader): (Option<Vec<u8>>, u64, Box<dyn Read>) = match content {
+        let (digest, size, reader): (Option<Vec<u8>>, u64, Box<dyn Read + Send>) = match content {
             Content::File(path) => {
                 let mut file = File::open(&path)?;
                 let mut hash = Sha256::new();
@@ -80,41 +85,65 @@ impl Preparation {
         let mut state = RowsState {
             source,
             origin,
-            again: before.all_again(&self.model),
             was_there: before.chunks,
             keys: RowKeys::after(&earlier),
+            lines_before: earlier.lines,
+            replaced: BTreeSet::new(),
             met: 0,
             chunks: 0,
             documents: 0,
             failed: 0,
         };
-        let consumed = Rc::new(Cell::new(0));
+        let consumed = Arc::new(AtomicU64::new(0));
         let reader = Counted {
             inner: reader,
-            bytes: Rc::clone(&consumed),
+            bytes: Arc::clone(&consumed),
+        };
+        let mut incoming = if is_live {
+            Incoming::live(kind, reader, self.read.max_row_bytes)?
+        } else {
+            Incoming::Ready(rows(kind, reader, self.read.max_row_bytes))
         };
         let mut window = Vec::new();
         let mut window_bytes = 0;
-        for row in rows(kind, reader, self.read.max_row_bytes) {
-            match row {
-                Ok(row) => {
+        let mut since = None;
+        loop {
+            let mut is_due = false;
+            match incoming.next(since) {
+                Next::Row(Ok(row)) => {
+                    since.get_or_insert_with(Instant::now);
                     window_bytes += row.text.len();
                     window.push(row);
                 }
-                Err(mut bad) => {
-                    state.failed += 1;
-                    bad.line += earlier.lines;
-                    self.progress
-                        .update(|report| report.fail(state.source.clone(), bad.to_string()));
-                }
+                Next::Row(Err(bad)) => self.bad_row(&mut state, bad),
+                Next::Later => is_due = !window.is_empty(),
+                Next::End => break,
             }
-            if window.len() >= WINDOW_ROWS || window_bytes >= WINDOW_BYTES {
-                self.send_rows(&mut state, std::mem::take(&mut window), consumed.take())?;
-                window_bytes = 0;
+            if is_due || window.len() >= WINDOW_ROWS || window_bytes >= WINDOW_BYTES {
+                let bytes = consumed.swap(0, Ordering::Relaxed);
+                self.send_rows(&mut state, std::mem::take(&mut window), bytes)?;
+                (window_bytes, since) = (0, None);
             }
         }
-        self.send_rows(&mut state, window, consumed.take())?;
+        self.send_rows(&mut state, window, consumed.swap(0, Ordering::Relaxed))?;
+        if !state.replaced.is_empty() {
+            let names: Vec<&str> = state.replaced.iter().copied().collect();
+            let warning = format!(
+                "in the metadata of its rows these fields were replaced: {}. Ingestion needs the names itself; call the \
+                 fields something else to keep them",
+                names.join(", ")
+            );
+            self.progress
+                .update(|report| report.warn(state.source.clone(), warning));
+        }
         Ok(self.finish_rows(state, fingerprint.filter(|_| whole))?)
+    }
+
+    fn bad_row(&self, state: &mut RowsState, mut bad: BadRow) {
+        state.failed += 1;
+        bad.line += state.lines_before;
+        self.progress
+            .update(|report| report.fail(state.source.clone(), bad.to_string()));
     }
 
     /// Compares a group of rows with the collection and sends what is to be done.
@@ -122,17 +151,17 @@ impl Preparation {
         let mut documents = Vec::with_capacity(window.len());
         let mut sections = Vec::with_capacity(window.len());
         for row in window {
-            match state.keys.key(&row) {
-                Ok(key) => {
-                    let chunks = row_chunks(&self.splitter, &state.source, &key, row);
-                    sections.push(section_id(&state.source, &key));
+            let split = state.keys.key(&row).and_then(|key| {
+                let chunks = row_chunks(&self.splitter, &state.source, &key, &row)?;
+                Ok((section_id(&state.source, &key), chunks))
+            });
+            match split {
+                Ok((section, chunks)) => {
+                    state.replaced.extend(replaced(&row));
+                    sections.push(section);
                     documents.push(chunks);
                 }
-                Err(problem) => {
-                    state.failed += 1;
-                    self.progress
-                        .update(|report| report.fail(state.source.clone(), problem));
-                }
+                Err(bad) => self.bad_row(state, bad),
             }
         }
         let existing = if state.was_there > 0 {
@@ -140,6 +169,9 @@ impl Preparation {
         } else {
             vec![Existing::new(); sections.len()]
         };
+        // Rows that come as a stream or in parts have no manifest that says what embedded them.
+        let ids = existing.iter().flat_map(HashMap::keys).cloned();
+        let outdated = self.outdated(ids.collect())?;
         state.met += existing.iter().map(|of_row| of_row.len() as u64).sum::<u64>();
         let mut group = Finish {
             source: state.source.clone(),
@@ -148,7 +180,7 @@ impl Preparation {
         };
         for (own, chunks) in existing.into_iter().zip(documents) {
             let count = chunks.len() as u64;
-            let plan = match Plan::new(chunks, own, state.again) {
+            let plan = match Plan::new(chunks, own, &outdated) {
                 Ok(plan) => plan,
                 Err(id) => {
                     state.failed += 1;
@@ -276,11 +308,14 @@ impl Preparation {
 struct RowsState {
     source: String,
     origin: Option<String>,
-    again: AllAgain,
     /// Chunks of the source in the collection before this run, and how many of them were met again.
     was_there: u64,
     met: u64,
     keys: RowKeys,
+    /// Of the file, before the rows that are read here.
+    lines_before: u64,
+    /// Fields of the rows' own metadata that gave way to what ingestion keeps under their names.
+    replaced: BTreeSet<&'static str>,
     chunks: u64,
     documents: u64,
     failed: u64,
@@ -289,13 +324,13 @@ struct RowsState {
 /// Counts what is read through it.
 struct Counted<R> {
     inner: R,
-    bytes: Rc<Cell<u64>>,
+    bytes: Arc<AtomicU64>,
 }
 
 impl<R: Read> Read for Counted<R> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let count = self.inner.read(buffer)?;
-        self.bytes.set(self.bytes.get() + count as u64);
+        self.bytes.fetch_add(count as u64, Ordering::Relaxed);
         Ok(count)
     }
 }
@@ -364,15 +399,15 @@ impl RowKeys {
     }
 
     /// A key that no row before this one has, counted up where content without an id comes again.
-    pub(super) fn key(&mut self, row: &Row) -> Result<String, String> {
+    pub(super) fn key(&mut self, row: &Row) -> Result<String, BadRow> {
         let (key, own) = first_key(row);
         let mut free = key.clone();
         while self.0.contains_key(&short_hash(&free)) {
             if own {
-                return Err(format!(
-                    "the id '{}' comes more than once",
-                    ragstone_core::collection::shorten(&key)
-                ));
+                return Err(BadRow {
+                    line: row.line,
+                    problem: format!("the id '{}' comes more than once", shorten(&key)),
+                });
             }
             let count = self.0.entry(short_hash(&key)).or_default();
             *count += 1;
@@ -401,15 +436,31 @@ fn section_id(source: &str, key: &str) -> String {
     format!("{}#{key}", anchor(source))
 }
 
+/// Fields of a row's own metadata that [`row_chunks`] replaces.
+fn replaced(row: &Row) -> impl Iterator<Item = &'static str> {
+    let own_id = row.id.is_none().then_some(keys::ROW_ID);
+    let names = keys::ALL
+        .into_iter()
+        .filter(|name| row.metadata.contains_key(*name));
+    names.filter(move |name| Some(*name) != own_id)
+}
+
 /// A row's own metadata stays; what sibling gathering needs is added, and wins.
-pub(super) fn row_chunks(splitter: &Splitter, source: &str, key: &str, row: Row) -> Vec<Chunk> {
+pub(super) fn row_chunks(
+    splitter: &Splitter,
+    source: &str,
+    key: &str,
+    row: &Row,
+) -> Result<Vec<Chunk>, BadRow> {
+    let pieces = splitter.pieces(&row.text);
+    check_repeated(row, pieces.len())?;
     let section = section_id(source, key);
-    let title = match &row.title {
-        Some(title) => title.clone(),
+    let own_title = row.title.as_deref().map(as_title);
+    let title = match own_title {
+        Some(title) => title.to_owned(),
         None => origin(source).fallback_title,
     };
-    splitter
-        .pieces(&row.text)
+    let chunks = pieces
         .into_iter()
         .enumerate()
         .map(|(position, piece)| {
@@ -421,11 +472,7 @@ pub(super) fn row_chunks(splitter: &Splitter, source: &str, key: &str, row: Row)
                 metadata.insert(keys::ROW_ID.to_owned(), Value::from(id.as_str()));
             }
             metadata.insert(keys::SECTION_ID.to_owned(), Value::from(section.as_str()));
-            let path: Vec<Value> = row
-                .title
-                .iter()
-                .map(|title| Value::from(title.as_str()))
-                .collect();
+            let path: Vec<Value> = own_title.into_iter().map(Value::from).collect();
             metadata.insert(keys::SECTION_PATH.to_owned(), Value::from(path));
             metadata.insert(keys::CHAPTER_ID.to_owned(), Value::from(anchor(source)));
             metadata.insert(keys::DOC_TYPE.to_owned(), Value::from(row.doc_type.name()));
@@ -442,5 +489,23 @@ pub(super) fn row_chunks(splitter: &Splitter, source: &str, key: &str, row: Row)
                 tokens: splitter.tokens(piece),
             }
         })
-        .collect()
+        .collect();
+    Ok(chunks)
+}
+
+/// What a row has beside its text is in all of its chunks, which are in memory together.
+fn check_repeated(row: &Row, chunks: usize) -> Result<(), BadRow> {
+    if chunks <= MAX_REPEATED_BYTES / MAX_METADATA_BYTES {
+        return Ok(());
+    }
+    let bytes = metadata_bytes(&row.metadata);
+    if bytes.saturating_mul(chunks) <= MAX_REPEATED_BYTES {
+        return Ok(());
+    }
+    Err(BadRow {
+        line: row.line,
+        problem: format!(
+            "what it has beside its 'text' has {bytes} bytes, and would be stored {chunks} times, with each of its chunks"
+        ),
+    })
 }

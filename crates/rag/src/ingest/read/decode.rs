@@ -2,12 +2,15 @@
 
 use std::io::{self, Read};
 
-use encoding_rs::{Encoding, UTF_16BE, UTF_16LE, WINDOWS_1252};
+use encoding_rs::{Encoding, UTF_8, UTF_16BE, UTF_16LE, WINDOWS_1252};
 
 use super::Unreadable;
 
 /// A zero byte within this much of the beginning means that a file is not text.
 const LOOK_AT: usize = 8192;
+/// A page that says what encoding it is in has to say so within this much of the beginning.
+const DECLARED_WITHIN: usize = 1024;
+const CHARSET: &[u8] = b"charset";
 
 /// UTF-8, or what a byte order mark says. Bytes that are not UTF-8 are read as Windows-1252 (which
 /// has Latin-1 within it) in a file without any other sign of UTF-8, and replaced elsewhere.
@@ -30,6 +33,31 @@ pub fn decode(bytes: &[u8]) -> Result<String, Unreadable> {
             WINDOWS_1252.decode_without_bom_handling(bytes).0.into_owned(),
         )),
     }
+}
+
+/// A page is in the encoding it declares, unless it is UTF-8 or begins with a mark.
+pub(super) fn decode_page(bytes: &[u8]) -> Result<String, Unreadable> {
+    let is_clear = Encoding::for_bom(bytes).is_some() || std::str::from_utf8(bytes).is_ok();
+    match declared(bytes).filter(|_| !is_clear) {
+        Some(encoding) => Ok(clean(encoding.decode_without_bom_handling(bytes).0.into_owned())),
+        None => decode(bytes),
+    }
+}
+
+/// What follows the first `charset=`, where browsers look for it and where it can be true: a
+/// declaration that can be read byte by byte is not in UTF-16.
+fn declared(bytes: &[u8]) -> Option<&'static Encoding> {
+    let head = bytes[..bytes.len().min(DECLARED_WITHIN)].to_ascii_lowercase();
+    let at = head.windows(CHARSET.len()).position(|window| window == CHARSET)?;
+    let rest = head[at + CHARSET.len()..].trim_ascii_start();
+    let label = rest.strip_prefix(b"=")?.trim_ascii_start();
+    let label = label
+        .strip_prefix(b"\"")
+        .or(label.strip_prefix(b"'"))
+        .unwrap_or(label);
+    let end = label.iter().position(|byte| b"\"'/>; \t\r\n".contains(byte));
+    let encoding = Encoding::for_label(&label[..end.unwrap_or(label.len())])?;
+    (encoding.is_ascii_compatible() && encoding != UTF_8).then_some(encoding)
 }
 
 /// Fields of one row, each decoded like the others: by the same rules, but for the row alone.
@@ -167,5 +195,26 @@ mod tests {
         assert_eq!(decode(b"na\xc3\xafve \xff end").unwrap(), "naïve \u{fffd} end");
         assert_eq!(decode(b"").unwrap(), "");
         assert!(decode(b"\x7fELF\0\0\0").is_err());
+    }
+
+    #[test]
+    fn a_page_is_read_in_the_encoding_it_declares() {
+        let page = |head: &str, body: &[u8]| {
+            let text = decode_page(&[head.as_bytes(), body].concat()).unwrap();
+            text[head.len()..].to_owned()
+        };
+        let japanese = b"\x93\x56\x95\xb6\x91\xe4";
+        assert_eq!(page("<meta charset=Shift_JIS>", japanese), "天文台");
+        let older = "<META content='text/html; charset = \"shift_jis\"'>";
+        assert_eq!(page(older, japanese), "天文台");
+        let russian = b"\xea\xf3\xef\xee\xeb";
+        assert_eq!(page("<meta charset='windows-1251'/>", russian), "купол");
+        // What it declares is not believed where it is UTF-8, and where nobody knows it.
+        assert_eq!(page("<meta charset=shift_jis>", "天文台".as_bytes()), "天文台");
+        assert_eq!(page("<meta charset=klingon>", b"caf\xe9"), "café");
+        assert_eq!(page("<meta charset=utf-16>", b"caf\xe9"), "café");
+        let late = format!("{}<meta charset=windows-1251>", " ".repeat(DECLARED_WITHIN));
+        assert_eq!(page(&late, b"caf\xe9"), "café");
+        assert!(decode_page(b"<meta charset=shift_jis>\xff\0\0").is_ok_and(|page| !page.contains('\0')));
     }
 }

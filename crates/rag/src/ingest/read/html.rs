@@ -2,7 +2,8 @@
 
 use htmd::HtmlToMarkdown;
 
-use super::{Body, ReadOptions, Text, Unreadable, decode};
+use super::decode::decode_page;
+use super::{Body, ReadOptions, Text, Unreadable};
 use crate::ingest::kind::Kind;
 
 /// Tags times nesting, at most, for a page that is parsed in this process. A parser that repairs
@@ -26,7 +27,7 @@ const FLAT: [&str; 26] = [
 ];
 
 pub(super) fn read(bytes: &[u8], options: &ReadOptions) -> Result<Text, Unreadable> {
-    let html = decode(bytes)?;
+    let html = decode_page(bytes)?;
     let shape = measure(&html);
     if shape.depth > MAX_DEPTH {
         return Err(Unreadable::new(format!(
@@ -52,7 +53,7 @@ pub(super) fn read(bytes: &[u8], options: &ReadOptions) -> Result<Text, Unreadab
 
 /// Converts without looking at the shape first: for a process that may die of it.
 pub(super) fn convert(bytes: &[u8]) -> Result<String, Unreadable> {
-    on_large_stack(&decode(bytes)?)
+    on_large_stack(&decode_page(bytes)?)
 }
 
 fn on_large_stack(html: &str) -> Result<String, Unreadable> {

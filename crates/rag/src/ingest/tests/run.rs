@@ -14,15 +14,16 @@ use tokio::sync::mpsc;
 use super::WordModel;
 use crate::Models;
 use crate::ingest::{Content, Earlier, IngestTarget, Ingestion, Input, Kind, Progress, ReadOptions, Report};
+use crate::ledger::Ledger;
 use crate::test_parts::{Parts, parts};
 
-struct Bench {
-    parts: Parts,
-    model: Arc<WordModel>,
+pub(super) struct Bench {
+    pub(super) parts: Parts,
+    pub(super) model: Arc<WordModel>,
 }
 
 impl Bench {
-    async fn new() -> Self {
+    pub(super) async fn new() -> Self {
         let model = WordModel::new("1");
         let parts = parts(Models::new(vec![model.clone()], None));
         let bench = Self { parts, model };
@@ -30,7 +31,7 @@ impl Bench {
         bench
     }
 
-    async fn create(&self, name: &str) {
+    pub(super) async fn create(&self, name: &str) {
         self.create_with(name, json!({"embedding_model": "words"})).await;
     }
 
@@ -45,16 +46,17 @@ impl Bench {
             .unwrap();
     }
 
-    fn ingestion(&self) -> Ingestion {
+    pub(super) fn ingestion(&self) -> Ingestion {
         Ingestion {
             service: self.parts.service.clone(),
             records: self.parts.store.clone(),
+            ledger: Ledger::new(self.parts.store.clone()),
             read: ReadOptions::default(),
             attempts: 2,
         }
     }
 
-    async fn ingest(&self, collection: &str, inputs: Vec<Input>) -> Report {
+    pub(super) async fn ingest(&self, collection: &str, inputs: Vec<Input>) -> Report {
         let collection = CollectionName::parse(collection).unwrap();
         let ingestion = self.ingestion();
         let prepared = ingestion
@@ -93,7 +95,7 @@ impl Bench {
         self.parts.service.store.upsert(&name, batch).await.unwrap();
     }
 
-    async fn documents(&self, collection: &str) -> Vec<(String, String)> {
+    pub(super) async fn documents(&self, collection: &str) -> Vec<(String, String)> {
         let name = CollectionName::parse(collection).unwrap();
         let page = Page {
             limit: 10_000,
@@ -116,7 +118,7 @@ impl Bench {
     }
 }
 
-fn text(source: &str, text: &str) -> Input {
+pub(super) fn text(source: &str, text: &str) -> Input {
     let kind = Kind::of_path(Path::new(source)).unwrap();
     Input {
         source: source.into(),
@@ -126,7 +128,7 @@ fn text(source: &str, text: &str) -> Input {
     }
 }
 
-fn counts(report: &Report) -> (u64, u64, u64, u64, u64) {
+pub(super) fn counts(report: &Report) -> (u64, u64, u64, u64, u64) {
     let d = &report.documents;
     (d.added, d.changed, d.unchanged, d.removed, d.failed)
 }

@@ -383,6 +383,13 @@ impl Store for WatchedStore {
     ) -> Result<Vec<Document>, StoreError> {
         self.inner.documents_by_id(name, ids).await
     }
+    async fn models_by_id(
+        &self,
+        name: &CollectionName,
+        ids: &[DocumentId],
+    ) -> Result<Vec<(DocumentId, Option<ModelIdentity>)>, StoreError> {
+        self.inner.models_by_id(name, ids).await
+    }
     async fn documents(
         &self,
         name: &CollectionName,

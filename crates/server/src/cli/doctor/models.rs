@@ -10,10 +10,12 @@ use ragstone_models::hub::{Hub, HubSettings, ModelSource};
 use ragstone_models::{LoadError, default_model, inspect_cross_encoder, inspect_embedder};
 use ragstone_providers::config::ProviderEntry;
 use ragstone_providers::embedding::{self, CONTRACT_TYPE, ContractClient};
+use ragstone_rag::ledger::ContractSettings;
 use ragstone_store::InspectedCollection;
 
 use super::Check;
 use crate::config::{self, CrossEncoderChoice, EmbeddingsChoice, Settings};
+use crate::startup::contract_settings;
 
 pub(super) fn embeddings(settings: &Settings, stored: &[InspectedCollection]) -> Vec<Check> {
     let name = "Embedding models";
@@ -76,20 +78,24 @@ fn embedding_model(entry: &ModelEntry, settings: &Settings, stored: &[InspectedC
 /// Whether a model behind a provider is configured as it has to be.
 fn configured(entry: &RemoteEntry, settings: &Settings) -> Result<(), String> {
     match settings.providers.get(&entry.provider) {
-        Some(service) if service.provider_type == CONTRACT_TYPE => of_embedding_service(entry, service),
+        Some(service) if service.provider_type == CONTRACT_TYPE => {
+            of_embedding_service(entry, service).map(drop)
+        }
         _ => remote_embedder(entry, settings)
             .map(drop)
             .map_err(|error| error.to_string()),
     }
 }
 
-fn of_embedding_service(entry: &RemoteEntry, service: &ProviderEntry) -> Result<(), String> {
-    ContractClient::from_entry(&entry.provider, service, &config::process_env)
+pub(super) fn of_embedding_service(
+    entry: &RemoteEntry,
+    service: &ProviderEntry,
+) -> Result<(ContractClient, ContractSettings), String> {
+    let client = ContractClient::from_entry(&entry.provider, service, &config::process_env)
         .map_err(|error| error.to_string())?;
-    match &entry.version {
-        Some(_) => Ok(()),
-        None => Err("it lacks 'version', the one that the embedding service answers with".to_owned()),
-    }
+    let settings = contract_settings(entry)
+        .ok_or("it lacks 'version', the one that the embedding service answers with")?;
+    Ok((client, settings))
 }
 
 pub(super) fn remote_embedder(

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use ragstone_core::chat::{ChatRequest, Message};
 use ragstone_core::model::{Embedder, ModelError, Role};
 use ragstone_core::provider::HealthStatus;
-use ragstone_models::config::{EmbeddingsConfig, ModelEntry};
+use ragstone_models::config::{EmbeddingsConfig, ModelEntry, RemoteEntry};
 use ragstone_providers::chat::ChatBackend;
 use ragstone_providers::config::Secret;
 use ragstone_providers::embedding::{CONTRACT_TYPE, Resolution, from_config, resolve};
@@ -15,6 +16,7 @@ use ragstone_providers::http::AddressRule;
 use ragstone_providers::rag::{ConnectContext, Registry};
 use ragstone_providers::{ConfigError, chat};
 use ragstone_rag::gateway::{LOCAL, check_service_name};
+use ragstone_rag::ledger::probe;
 use ragstone_rag::memory::{Kind, MODEL_VERSION};
 use ragstone_store::InspectedCollection;
 
@@ -309,22 +311,40 @@ async fn ask_models(settings: &Settings) -> Vec<(String, Asked)> {
     let entries = EmbeddingsConfig::from_file(path).map_or_else(|_| Vec::new(), |file| file.embeddings);
     let asking = entries.iter().filter_map(|entry| match entry {
         ModelEntry::Remote(remote) => {
-            let embedder = models::remote_embedder(remote, settings).ok()?;
+            let asking = ask_model(remote, settings)?;
             let name = format!("Provider of model {}", remote.id);
-            Some(async move { (name, ask_embedder(embedder.as_ref()).await) })
+            Some(async move { (name, asking.await) })
         }
         ModelEntry::Local(_) => None,
     });
     futures::future::join_all(asking).await
 }
 
+/// `None` where it is not configured as it has to be, which another check says.
+fn ask_model(entry: &RemoteEntry, settings: &Settings) -> Option<BoxFuture<'static, Asked>> {
+    match settings.providers.get(&entry.provider) {
+        Some(service) if service.provider_type == CONTRACT_TYPE => {
+            let (client, contract) = models::of_embedding_service(entry, service).ok()?;
+            let dimensions = entry.dimensions;
+            Some(Box::pin(async move {
+                answered(probe(client, contract), dimensions).await
+            }))
+        }
+        _ => {
+            let embedder = models::remote_embedder(entry, settings).ok()?;
+            Some(Box::pin(async move { ask_embedder(embedder.as_ref()).await }))
+        }
+    }
+}
+
 async fn ask_embedder(embedder: &dyn Embedder) -> Asked {
     let asking = embedder.embed(vec!["ping".to_owned().into()], Role::Query);
+    answered(asking, embedder.info().identity.dimensions).await
+}
+
+async fn answered<T>(asking: impl Future<Output = Result<T, ModelError>>, dimensions: usize) -> Asked {
     match tokio::time::timeout(PATIENCE, asking).await {
-        Ok(Ok(_)) => Ok(format!(
-            "answers with {} dimensions",
-            embedder.info().identity.dimensions
-        )),
+        Ok(Ok(_)) => Ok(format!("answers with {dimensions} dimensions")),
         Ok(Err(ModelError::Remote(failure))) => Err(failure.reason),
         Ok(Err(error)) => Err(error.to_string()),
         Err(_) => Err(late()),

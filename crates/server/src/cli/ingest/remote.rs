@@ -4,7 +4,7 @@ use std::collections::{HashSet, VecDeque};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use base64::Engine as _;
@@ -29,6 +29,8 @@ const UPLOAD_FILES: usize = 256;
 const MAX_FILE_BYTES: u64 = 44 << 20;
 /// Jobs that wait at the server while the next is read.
 const JOBS_AHEAD: usize = 2;
+/// Lines of standard input that came wait no longer than this, and then for one more.
+const PATIENCE: Duration = Duration::from_secs(1);
 const POLL: Duration = Duration::from_millis(300);
 /// The longest line that a server reads.
 const ROW_BYTES: usize = 16 << 20;
@@ -103,7 +105,7 @@ impl Upload<'_> {
             // Read on a thread that may be left waiting, so that an interrupt is heard at once.
             let (sender, mut parts) = tokio::sync::mpsc::channel(1);
             std::thread::spawn(move || {
-                for part in LineParts::new(std::io::stdin().lock()) {
+                for part in LineParts::live(std::io::stdin().lock()) {
                     if sender.blocking_send(part).is_err() {
                         return;
                     }
@@ -374,6 +376,23 @@ fn media_type(kind: Kind) -> &'static str {
     }
 }
 
+/// The model that is wanted, or the first; one that the server has.
+async fn loaded_model(client: &ServiceClient, wanted: Option<&str>) -> anyhow::Result<String> {
+    let health: Value = ask(client, Call::get("health")).await?;
+    let loaded = health["embedding_models"].as_array().into_iter().flatten();
+    let loaded: Vec<&str> = loaded.filter_map(|model| model["id"].as_str()).collect();
+    let first = loaded
+        .first()
+        .context("the server has no embedding model loaded")?;
+    let model = wanted.unwrap_or(first);
+    anyhow::ensure!(
+        loaded.contains(&model),
+        "the server has no embedding model '{model}'; it has {}",
+        loaded.join(", ")
+    );
+    Ok(model.to_owned())
+}
+
 async fn ensure_collection(
     client: &ServiceClient,
     name: &CollectionName,
@@ -387,21 +406,17 @@ async fn ensure_collection(
             (Some(there), Some(wanted)) if there != wanted => anyhow::bail!(
                 "collection '{name}' is embedded by '{there}', not by '{wanted}': leave --model out, or name another collection"
             ),
+            (None, Some(_)) if there["count"] == 0 => {
+                let model = loaded_model(client, wanted).await?;
+                let body = json!({"metadata": {EMBEDDING_MODEL: model}});
+                let path = format!("collections/{name}/metadata");
+                let call = Call::put(path).query("merge", "true").json(&body);
+                ask(client, call).await.map(|_| ())
+            }
             _ => Ok(()),
         },
         Err(CallError::Answered(answer)) if answer.status == 404 => {
-            let health: Value = ask(client, Call::get("health")).await?;
-            let loaded = health["embedding_models"].as_array().into_iter().flatten();
-            let loaded: Vec<&str> = loaded.filter_map(|model| model["id"].as_str()).collect();
-            let first = loaded
-                .first()
-                .context("the server has no embedding model loaded")?;
-            let model = wanted.unwrap_or(first);
-            anyhow::ensure!(
-                loaded.contains(&model),
-                "the server has no embedding model '{model}'; it has {}",
-                loaded.join(", ")
-            );
+            let model = loaded_model(client, wanted).await?;
             let body = json!({"name": name.as_str(), "embedding_model": model});
             ask(
                 client,
@@ -468,14 +483,39 @@ fn explain(error: CallError) -> anyhow::Error {
     }
 }
 
-/// Cuts a stream of lines into pieces that fit into a request; a line is never cut.
+/// Cuts a stream of lines into pieces that fit into a request. A line stays whole, unless it is longer
+/// than a server reads: of that it gets just too much, refuses it by its number, and reads the others.
 struct LineParts<R> {
     reader: R,
+    /// For how long the lines of a part are gathered.
+    patience: Duration,
 }
 
 impl<R: BufRead> LineParts<R> {
     fn new(reader: R) -> Self {
-        Self { reader }
+        Self {
+            reader,
+            patience: Duration::MAX,
+        }
+    }
+
+    /// Of lines that are made while they are read.
+    fn live(reader: R) -> Self {
+        Self {
+            reader,
+            patience: PATIENCE,
+        }
+    }
+
+    /// Whether there was a line.
+    fn read_line(&mut self, part: &mut Vec<u8>) -> std::io::Result<bool> {
+        let too_long = ROW_BYTES as u64 + 1;
+        let read = self.reader.by_ref().take(too_long).read_until(b'\n', part)?;
+        if read as u64 == too_long && part.last() != Some(&b'\n') {
+            self.reader.skip_until(b'\n')?;
+            part.push(b'\n');
+        }
+        Ok(read > 0)
     }
 }
 
@@ -484,15 +524,13 @@ impl<R: BufRead> Iterator for LineParts<R> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let mut part = Vec::new();
-        while (part.len() as u64) < UPLOAD_BYTES {
-            let room = MAX_FILE_BYTES - part.len() as u64;
-            match self.reader.by_ref().take(room).read_until(b'\n', &mut part) {
-                Ok(0) => break,
-                Ok(_) if part.last() == Some(&b'\n') => {}
-                Ok(_) if part.len() as u64 >= MAX_FILE_BYTES => {
-                    return Some(Err(std::io::Error::other("a line is too long to be sent")));
+        let mut since: Option<Instant> = None;
+        while (part.len() as u64) < UPLOAD_BYTES && since.is_none_or(|s| s.elapsed() < self.patience) {
+            match self.read_line(&mut part) {
+                Ok(true) => {
+                    since.get_or_insert_with(Instant::now);
                 }
-                Ok(_) => break,
+                Ok(false) => break,
                 Err(error) => return Some(Err(error)),
             }
         }

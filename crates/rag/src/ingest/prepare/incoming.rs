@@ -1,0 +1,72 @@
+//! Rows as they come in.
+
+use std::io::Read;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::ingest::kind::Kind;
+use crate::ingest::rows::{BadRow, Row, Rows, rows};
+
+/// Rows of a stream that came do not wait longer than this for those to come.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+pub(super) enum Incoming {
+    /// All there to be read.
+    Ready(Rows),
+    /// Made while they are read, on a thread that may wait for them.
+    Live {
+        rows: Receiver<Result<Row, BadRow>>,
+        thread: Option<JoinHandle<()>>,
+    },
+}
+
+pub(super) enum Next {
+    Row(Result<Row, BadRow>),
+    /// None for a while.
+    Later,
+    End,
+}
+
+impl Incoming {
+    pub(super) fn live(
+        kind: Kind,
+        reader: impl Read + Send + 'static,
+        max_row_bytes: usize,
+    ) -> std::io::Result<Self> {
+        // One at a time: rows may be long, and whoever takes them gathers them anyway.
+        let (sender, receiver) = sync_channel(1);
+        let thread = std::thread::Builder::new()
+            .name("ingest-rows".to_owned())
+            .spawn(move || {
+                for row in rows(kind, reader, max_row_bytes) {
+                    if sender.send(row).is_err() {
+                        return;
+                    }
+                }
+            })?;
+        Ok(Self::Live {
+            rows: receiver,
+            thread: Some(thread),
+        })
+    }
+
+    /// The next row; `since` is when the first of those came that wait for it.
+    pub(super) fn next(&mut self, since: Option<Instant>) -> Next {
+        let left = PATIENCE.saturating_sub(since.map_or(Duration::ZERO, |since| since.elapsed()));
+        match self {
+            Self::Ready(rows) => rows.next().map_or(Next::End, Next::Row),
+            Self::Live { rows, thread } => match rows.recv_timeout(left) {
+                Ok(row) => Next::Row(row),
+                Err(RecvTimeoutError::Timeout) => Next::Later,
+                Err(RecvTimeoutError::Disconnected) => {
+                    if let Some(Err(panic)) = thread.take().map(JoinHandle::join) {
+                        // As if the rows had been read here.
+                        std::panic::resume_unwind(panic);
+                    }
+                    Next::End
+                }
+            },
+        }
+    }
+}
