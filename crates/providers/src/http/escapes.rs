@@ -125,17 +125,14 @@ fn percent_encoded(text: &str) -> Option<(char, usize)> {
         let all = digits.bytes().all(|b| b.is_ascii_hexdigit());
         u8::from_str_radix(digits, 16).ok().filter(|_| all)
     };
-    let mut bytes = [byte(0)?, 0, 0, 0];
-    let count = match bytes[0] {
+    let count = match byte(0)? {
         0..0x80 => 1,
         0x80..0xe0 => 2,
         0xe0..0xf0 => 3,
         0xf0.. => 4,
     };
-    for place in 1..count {
-        bytes[place] = byte(place)?;
-    }
-    let c = std::str::from_utf8(&bytes[..count]).ok()?.chars().next()?;
+    let bytes: Vec<u8> = (0..count).map(byte).collect::<Option<_>>()?;
+    let c = std::str::from_utf8(&bytes).ok()?.chars().next()?;
     Some((c, 3 * count))
 }
 
@@ -215,7 +212,9 @@ mod tests {
         ] {
             assert_eq!(escapes.undo(text).unwrap(), plain);
         }
-        let text = "x%C3%BCy";
-        assert_eq!(Escapes::Percent.widen(text, &[1..3]), [1..7]);
+        assert_eq!(
+            Escapes::Percent.widen("x%C3%BCy%2F", &[1..3, 4..5]),
+            [1..7, 8..11]
+        );
     }
 }
