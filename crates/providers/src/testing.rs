@@ -221,7 +221,7 @@ async fn what_is_merged_at_once_is_all_kept(provider: &dyn RagProvider) {
 async fn a_document_written_at_once_is_that_of_one_writer(provider: &dyn RagProvider) {
     let name = fresh(provider, "written-at-once", json!({})).await;
     let writes = (0..WRITERS).map(|i| {
-        let metadata = Value::Object(Metadata::from_iter([(format!("writer-{i}"), json!([i]))]));
+        let metadata = Value::Object(Metadata::from_iter([(format!("writer-{i}"), json!(i))]));
         let written = document("same", &format!("writer-{i}"), metadata);
         provider.add_documents(&name, vec![with_vector(written, vector(i))])
     });
