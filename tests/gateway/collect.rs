@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Pair, add, create, pair, with_model};
+use super::{Pair, add, create, pair, services, with_model};
 use crate::support::{Server, Setup, fixtures, plain};
 
 const FRUIT: [&str; 4] = [
@@ -264,4 +264,54 @@ async fn the_collections_of_another_service_are_asked_for_in_one_call() {
         warning.starts_with("far/none: ") && warning.contains("Collection 'none' not found"),
         "{warning}"
     );
+}
+
+/// Fusing and reranking ask for more than the user did, which such a service refuses.
+#[tokio::test]
+async fn a_service_of_few_results_gives_as_many_as_were_asked_for() {
+    let far = with_model(Setup::serve())
+        .config("server: {limits: {topK: 5}}")
+        .start()
+        .await;
+    let near = with_model(Setup::serve())
+        .config(&services(&[("far", &far.url(""))]))
+        .start()
+        .await;
+    for name in ["a", "b"] {
+        create(&near, "far", name, json!({})).await;
+        add(&near, "far", name, &FRUIT).await;
+    }
+    for targets in [
+        json!([target("far", "a")]),
+        json!([target("far", "a"), target("far", "b")]),
+    ] {
+        let body = json!({"user_message": FRUIT[2], "collections": targets, "top_k": 2, "mode": "hybrid"});
+        let answer = collected(&near, body).await;
+        assert_eq!(answer["warnings"], json!([]), "{answer}");
+        let results = answer["results"].as_array().unwrap();
+        assert_eq!(results.len(), 2, "{answer}");
+        assert_eq!(results[0]["text"], FRUIT[2], "{answer}");
+    }
+    let body =
+        json!({"user_message": "m", "collections": [target("far", "a")], "top_k": 6, "mode": "hybrid"});
+    let detail = near.post("/api/rag/collect", body).await.refused(400);
+    assert!(detail.contains("'top_k'"), "{detail}");
+}
+
+#[tokio::test]
+async fn where_fewer_are_allowed_than_are_usual_they_are_what_comes() {
+    let server = with_model(Setup::serve())
+        .config("server: {limits: {topK: 2}}")
+        .start()
+        .await;
+    create(&server, "local", "a", json!({})).await;
+    add(&server, "local", "a", &FRUIT).await;
+    let body = json!({"user_message": "apples", "collections": [target("local", "a")]});
+    let answer = collected(&server, body).await;
+    assert_eq!(answer["results"].as_array().unwrap().len(), 2, "{answer}");
+    let found = server
+        .post("/collections/a/query", json!({"query": "apples"}))
+        .await
+        .ok();
+    assert_eq!(found["results"].as_array().unwrap().len(), 2, "{found}");
 }

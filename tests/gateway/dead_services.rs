@@ -170,6 +170,60 @@ async fn a_4xx_passes_through_with_everything_it_says() {
 }
 
 #[tokio::test]
+async fn a_4xx_that_is_no_error_of_ours_is_made_one() {
+    for (content_type, body, passed) in [
+        ("application/json", r#"{ "detail": "so", "more": [1] }"#, true),
+        ("text/html", r#"{"detail":"called a page"}"#, true),
+        (
+            "application/json",
+            r#"{"error":"NotFoundError","message":"so it is"}"#,
+            false,
+        ),
+        ("text/html", "<script>alert(1)</script>", false),
+        ("text/plain", "nothing here", false),
+        ("application/json", r#"["listed"]"#, false),
+    ] {
+        let head = format!("404 Not Found\r\ncontent-type: {content_type}");
+        let server = beside(&answering(answer(&head, body)).await).await;
+        let refused = server.get("/api/collections/c?service=bad").await;
+        assert_eq!(refused.header("content-type"), "application/json", "{body}");
+        assert_eq!(refused.text == body, passed, "{}", refused.text);
+        assert_eq!(refused.status, 404, "{body}");
+        if !passed {
+            let expected = if body.contains("so it is") {
+                "so it is"
+            } else {
+                "Service 'bad' answered with status 404"
+            };
+            assert_eq!(refused.refused(404), expected);
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_a_service_says_of_its_failure_is_not_shown() {
+    let failing = answer("500 Oops", r#"{"detail":"table x of db at 10.1"}"#);
+    let server = beside(&answering(failing).await).await;
+    create(&server, "local", "c", json!({})).await;
+    add(&server, "local", "c", &["one"]).await;
+    let targets = ["bad", "local"].map(|service| json!({"service": service, "name": "c"}));
+    let ask = json!({"user_message": "one", "collections": targets});
+    let collected = server.post("/api/rag/collect", ask).await;
+    let listed = server.get("/api/collections").await;
+    assert_eq!(
+        collected.json()["warnings"],
+        json!(["bad/c: service 'bad' answered with status 500"])
+    );
+    assert_eq!(
+        listed.json()["services"][1]["error"],
+        "service 'bad' answered with status 500"
+    );
+    for answer in [collected, listed] {
+        assert!(!answer.text.contains("table x"), "{}", answer.text);
+    }
+}
+
+#[tokio::test]
 async fn a_service_that_is_not_available_says_when_to_come_again() {
     for (headers, body, seconds) in [
         ("\r\nretry-after: 17", r#"{"detail":"db at 10.1 is full"}"#, "17"),
@@ -246,6 +300,22 @@ async fn a_backend_cannot_say_where_its_hits_are_from() {
         (&hit["service"], &hit["collection"], &hit["result"]),
         (&json!("bad"), &json!("c"), &json!("none"))
     );
+}
+
+#[tokio::test]
+async fn a_hit_that_comes_twice_stands_where_it_is_nearest() {
+    let hit = |id: &str, distance: f64| json!({"id": id, "text": id, "distance": distance, "score": 0.5});
+    let body = json!({"results": [hit("a", 0.1), hit("b", 0.2), hit("a", 0.9), hit("b", 0.05)]});
+    let server = beside(&answering(answer("200 OK", &body.to_string())).await).await;
+    let ask = json!({"user_message": "one", "collections": [{"service": "bad", "name": "c"}]});
+    let collected = server.post("/api/rag/collect", ask).await.ok();
+    let hits: Vec<(&str, f64)> = collected["results"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|hit| (hit["id"].as_str().unwrap(), hit["distance"].as_f64().unwrap()))
+        .collect();
+    assert_eq!(hits, [("b", 0.05), ("a", 0.1)]);
 }
 
 #[tokio::test]

@@ -22,7 +22,8 @@ use crate::store::{DocumentPage, MetadataUpdate, Page, Selection, StoreError};
 /// * What a backend lacks is emulated with the same results or refused as
 ///   [`ProviderError::Unsupported`]; never is an answer silently different.
 /// * Every operation ends within the deadline configured for the service, but for adding, deleting and
-///   emptying, which take as long as there are documents: of those, each request has the deadline.
+///   emptying, which take as long as there are documents: of those, each request has the deadline, and
+///   one that a backend embeds texts for has more, by their length.
 ///   Dropping the future cancels it.
 #[async_trait]
 pub trait RagProvider: Send + Sync {
@@ -234,6 +235,16 @@ pub enum ProviderError {
     Call(#[from] CallError),
 }
 
+impl ProviderError {
+    /// The message without what only the log may hold.
+    pub fn public(&self) -> String {
+        match self {
+            Self::Call(error) => error.public(),
+            other => other.to_string(),
+        }
+    }
+}
+
 /// Names models for a message, also when there are none.
 pub fn list_models(available: &[String]) -> String {
     if available.is_empty() {
@@ -344,6 +355,20 @@ impl CallError {
         }
     }
 
+    /// The message for whoever asked. What a service says of a failure of its own may tell of its
+    /// insides, and is for the log.
+    pub fn public(&self) -> String {
+        match self {
+            Self::Answered(answer) if answer.status >= 500 && !answer.is_considered() => {
+                format!(
+                    "service '{}' answered with status {}",
+                    answer.service, answer.status
+                )
+            }
+            other => other.to_string(),
+        }
+    }
+
     /// The service answers, and what it cannot do says nothing of what else it can.
     pub fn is_considered(&self) -> bool {
         matches!(self, Self::Answered(answer) if answer.is_considered())
@@ -388,6 +413,28 @@ mod tests {
         );
         assert_eq!(answer("<html>"), "service 's' answered with status 400");
         assert_eq!(answer("[]"), "service 's' answered with status 400");
+    }
+
+    #[test]
+    fn what_a_service_says_of_its_own_failures_is_not_public() {
+        let public = |status| {
+            let error = CallError::Answered(Box::new(ErrorAnswer {
+                service: "s".into(),
+                status,
+                content_type: None,
+                body: br#"{"detail":"table x"}"#.to_vec(),
+                retry_after: None,
+            }));
+            assert!(error.to_string().ends_with(": table x"), "{error}");
+            ProviderError::from(error).public()
+        };
+        assert_eq!(public(500), "service 's' answered with status 500");
+        assert_eq!(public(404), "service 's' answered with status 404: table x");
+        assert_eq!(
+            public(503),
+            "service 's' answered with status 503: table x",
+            "considered"
+        );
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! [`check_provider`] panics with a message at the first difference. It works in collections of its
 //! own, whose names begin with `conformance-`, and deletes them in the end.
 
+use futures::future::join_all;
 use ragstone_core::document::NewDocument;
 use ragstone_core::provider::{CallError, HealthStatus, ProviderError, ProviderQuery, RagProvider};
 use ragstone_core::store::{MetadataUpdate, Page, Selection};
@@ -27,10 +28,13 @@ pub async fn check_provider(provider: &dyn RagProvider, embedding_model: Option<
 
     collections_live_and_die(provider).await;
     metadata_is_replaced_or_merged(provider).await;
+    what_is_merged_at_once_is_all_kept(provider).await;
+    a_document_written_at_once_is_that_of_one_writer(provider).await;
     documents_come_back_as_they_were_added(provider).await;
     filters_mean_what_they_mean_everywhere(provider).await;
     deleting_counts_what_was_there(provider).await;
     searches_are_exact_under_any_filter(provider).await;
+    vectors_of_any_length_have_their_direction(provider).await;
     what_cannot_be_is_refused(provider).await;
     if let Some(model) = embedding_model {
         texts_are_embedded_by_the_collections_model(provider, model).await;
@@ -194,6 +198,46 @@ async fn metadata_is_replaced_or_merged(provider: &dyn RagProvider) {
             .metadata
             .is_empty()
     );
+    ok(provider.delete_collection(&name).await, "deleting");
+}
+
+/// So many writers do the same at once.
+const WRITERS: usize = 20;
+
+async fn what_is_merged_at_once_is_all_kept(provider: &dyn RagProvider) {
+    let name = fresh(provider, "merged-at-once", json!({"kept": true})).await;
+    let merges = (0..WRITERS).map(|i| {
+        let metadata = Metadata::from_iter([(format!("writer-{i}"), json!(i))]);
+        provider.update_metadata(&name, metadata, MetadataUpdate::Merge)
+    });
+    for merged in join_all(merges).await {
+        ok(merged, "merging at once");
+    }
+    let metadata = ok(provider.collection(&name).await, "reading").metadata;
+    assert_eq!(metadata.len(), WRITERS + 1, "{metadata:?}");
+    ok(provider.delete_collection(&name).await, "deleting");
+}
+
+async fn a_document_written_at_once_is_that_of_one_writer(provider: &dyn RagProvider) {
+    let name = fresh(provider, "written-at-once", json!({})).await;
+    let writes = (0..WRITERS).map(|i| {
+        let metadata = Value::Object(Metadata::from_iter([(format!("writer-{i}"), json!(i))]));
+        let written = document("same", &format!("writer-{i}"), metadata);
+        provider.add_documents(&name, vec![with_vector(written, vector(i))])
+    });
+    for written in join_all(writes).await {
+        ok(written, "writing at once");
+    }
+    let everything = Filter::everything();
+    let page = ok(
+        provider.documents(&name, &everything, EVERYTHING).await,
+        "reading",
+    );
+    let [found] = page.documents.as_slice() else {
+        panic!("one document was written: {page:?}");
+    };
+    let keys: Vec<&str> = found.metadata.keys().map(String::as_str).collect();
+    assert_eq!(keys, [found.text.as_str()], "of one writer alone");
     ok(provider.delete_collection(&name).await, "deleting");
 }
 
@@ -538,6 +582,33 @@ async fn searches_are_exact_under_any_filter(provider: &dyn RagProvider) {
     ok(provider.delete_collection(&name).await, "deleting");
 }
 
+async fn vectors_of_any_length_have_their_direction(provider: &dyn RagProvider) {
+    let name = fresh(provider, "lengths", json!({})).await;
+    let scales = [1.0, 1e-30, 1e30, 1e-18, 1e18];
+    let documents = scales.iter().enumerate().map(|(i, scale)| {
+        let scaled = vector(i).into_iter().map(|x| x * scale).collect();
+        with_vector(document(&i.to_string(), "t", json!({})), scaled)
+    });
+    ok(
+        provider.add_documents(&name, documents.collect()).await,
+        "adding vectors of all lengths",
+    );
+    let queried = vector(1000);
+    let hits = ok(
+        provider.search(&name, dense(queried.clone(), scales.len())).await,
+        "searching among all lengths",
+    )
+    .hits;
+    assert_eq!(hits.len(), scales.len());
+    for hit in hits {
+        let number: usize = hit.document.id.as_str().parse().unwrap_or(usize::MAX);
+        let expected = cosine_distance(&queried, &vector(number));
+        let given = hit.distance.unwrap_or(f32::NAN);
+        assert!((given - expected).abs() < 1e-4, "{given} for {expected}");
+    }
+    ok(provider.delete_collection(&name).await, "deleting");
+}
+
 fn dense(vector: Vec<f32>, top_k: usize) -> ProviderQuery {
     ProviderQuery {
         vector: Some(vector),
@@ -558,6 +629,12 @@ async fn what_cannot_be_is_refused(provider: &dyn RagProvider) {
     let narrow = vec![with_vector(plain("b"), vec![1.0, 2.0])];
     let message = refused(provider.add_documents(&name, narrow).await, 400, "another width");
     assert!(message.contains("dimension mismatch"), "{message}");
+    let narrow = vec![
+        with_vector(plain("b"), vector(1)),
+        with_vector(plain("c"), vec![1.0, 2.0]),
+    ];
+    let message = refused(provider.add_documents(&name, narrow).await, 400, "two widths");
+    assert!(message.contains("the document at index 1 "), "{message}");
     let mixed = vec![
         with_vector(plain("b"), vector(1)),
         NewDocument {
@@ -570,6 +647,7 @@ async fn what_cannot_be_is_refused(provider: &dyn RagProvider) {
         message.contains("All documents must include pre-computed embeddings"),
         "{message}"
     );
+    assert!(message.contains("the document at index 1 "), "{message}");
     let unembedded = || {
         vec![NewDocument {
             document: plain("d"),

@@ -53,7 +53,11 @@ async fn chromadb_conforms() {
     more_documents_than_one_batch_takes(&*provider).await;
     documents_of_other_clients_are_filtered_alike(&server, &*provider).await;
     collections_that_cannot_be_searched_or_named_are_refused(&server, &*provider).await;
+    odd_items_of_other_clients_are_left_out(&server, &*provider).await;
+    numbers_that_other_clients_change_are_seen(&server, &*provider).await;
+    vectors_keep_their_length_where_it_counts(&server, &*provider).await;
     a_missing_database_is_a_degraded_service(&server).await;
+    a_missing_database_is_the_services_fault(&server).await;
 }
 
 async fn more_documents_than_one_batch_takes(provider: &dyn RagProvider) {
@@ -152,4 +156,114 @@ async fn a_missing_database_is_a_degraded_service(server: &ChromaServer) {
     let config = json!({"provider": "chromadb", "url": server.url(), "database": "nowhere"});
     let health = try_connect(config, embedders()).unwrap().health().await;
     assert_eq!(health.status, HealthStatus::Degraded, "{health:?}");
+}
+
+const COLLECTIONS: &str = "api/v2/tenants/default_tenant/databases/default_database/collections";
+
+/// A collection that another client makes, and its id.
+async fn foreign(server: &ChromaServer, name: &str, metadata: Value) -> String {
+    let configuration = json!({"hnsw": {"space": "cosine"}});
+    let body = json!({"name": name, "metadata": metadata, "configuration": configuration});
+    raw(server, "", body).await["id"].as_str().unwrap().to_owned()
+}
+
+async fn odd_items_of_other_clients_are_left_out(server: &ChromaServer, provider: &dyn RagProvider) {
+    foreign(server, "undecodable", json!({"ragstone:json": "{no JSON"})).await;
+    let id = foreign(server, "odd-items", json!({"fine": true})).await;
+    let long = "x".repeat(600);
+    let body = json!({
+        "ids": ["a", long, "b", "c"], "embeddings": [[1.0, 0.0], [1.0, 0.1], [1.0, 0.2], [1.0, 0.3]],
+        "documents": ["one", "odd", "two", "broken"],
+        "metadatas": [{"f": 1}, {"f": 1}, {"f": 1}, {"ragstone:json": "{no JSON", "ragstone:encoded": true}],
+    });
+    raw(server, &format!("/{id}/upsert"), body).await;
+
+    let listed = provider.collections().await.unwrap();
+    let listed: Vec<&str> = listed.iter().map(|c| c.name.as_str()).collect();
+    assert!(
+        listed.contains(&"odd-items") && !listed.contains(&"undecodable"),
+        "{listed:?}"
+    );
+    let odd = name("odd-items");
+    let ids = |documents: &[Document]| {
+        let ids = documents.iter().map(|d| d.id.as_str().to_owned());
+        ids.collect::<Vec<_>>()
+    };
+    let everything = Page { limit: 10, offset: 0 };
+    for filter in [json!({}), json!({"f": {"$exists": true}})] {
+        let filter = Filter::parse(&filter).unwrap();
+        let page = provider.documents(&odd, &filter, everything).await.unwrap();
+        assert_eq!(ids(&page.documents), ["a", "b"], "{filter:?}");
+    }
+    let second = Page { limit: 2, offset: 2 };
+    let page = provider.documents(&odd, &Filter::everything(), second).await;
+    assert_eq!(ids(&page.unwrap().documents), ["b"], "pages count what is there");
+    let query = ProviderQuery {
+        vector: Some(vec![1.0, 0.1]),
+        top_k: 2,
+        ..ProviderQuery::default()
+    };
+    let hits = provider.search(&odd, query).await.unwrap().hits;
+    let hits: Vec<Document> = hits.into_iter().map(|hit| hit.document).collect();
+    assert_eq!(ids(&hits).len(), 2, "{hits:?}");
+    assert_eq!(provider.metadata_values(&odd, "f").await.unwrap(), [1]);
+}
+
+async fn numbers_that_other_clients_change_are_seen(server: &ChromaServer, provider: &dyn RagProvider) {
+    let changed = name("changed");
+    provider
+        .create_collection(&changed, Metadata::new())
+        .await
+        .unwrap();
+    let third = json!({"n": 271.0 / 3.0});
+    provider
+        .add_documents(&changed, documents(1, |_| third.clone()))
+        .await
+        .unwrap();
+    let metadata = async || {
+        let page = Page { limit: 1, offset: 0 };
+        let page = provider.documents(&changed, &Filter::everything(), page).await;
+        Value::Object(page.unwrap().documents[0].metadata.clone())
+    };
+    assert_eq!(metadata().await, third, "to the last digit");
+    let url = format!("{}/{COLLECTIONS}/changed", server.url());
+    let described: Value = reqwest::get(url).await.unwrap().json().await.unwrap();
+    let id = described["id"].as_str().unwrap();
+    let body = json!({"ids": ["d0"], "metadatas": [{"n": 91.5}]});
+    raw(server, &format!("/{id}/update"), body).await;
+    assert_eq!(metadata().await, json!({"n": 91.5}));
+}
+
+async fn vectors_keep_their_length_where_it_counts(server: &ChromaServer, provider: &dyn RagProvider) {
+    let created = raw(server, "", json!({"name": "lengths-count"})).await;
+    let id = created["id"].as_str().unwrap();
+    provider
+        .add_documents(&name("lengths-count"), documents(1, |_| json!({})))
+        .await
+        .unwrap();
+    let asked = json!({"ids": ["d0"], "include": ["embeddings"]});
+    let found = raw(server, &format!("/{id}/get"), asked).await;
+    assert_eq!(found["embeddings"], json!([[1.0, 0.0, 3.0, 4.0]]));
+}
+
+/// Chroma itself lists it as empty, and knows no collection in it.
+async fn a_missing_database_is_the_services_fault(server: &ChromaServer) {
+    let config = json!({"provider": "chromadb", "url": server.url(), "database": "nowhere"});
+    let provider = try_connect(config, embedders()).unwrap();
+    let any = name("any");
+    let outcomes = [
+        provider.collections().await.map(|_| ()),
+        provider.collection(&any).await.map(|_| ()),
+        provider.delete_collection(&any).await,
+        provider
+            .create_collection(&any, Metadata::new())
+            .await
+            .map(|_| ()),
+        provider.metadata_values(&any, "f").await.map(|_| ()),
+    ];
+    for outcome in outcomes {
+        let error = outcome.unwrap_err();
+        assert_eq!(status(&error), 502, "{error}");
+        assert!(error.to_string().contains("'database'"), "{error}");
+    }
 }

@@ -1,7 +1,9 @@
 //! Leaving a service alone that keeps failing.
 //!
 //! Closed, every call passes and failures in a row are counted. Open, none passes until the cooldown
-//! is over; then one does, and its outcome closes the circuit or opens it again.
+//! is over; then one does, and its outcome closes the circuit or opens it again. No other success closes
+//! it: a call that began before says how the service was, and a call for its health says little about
+//! what else it can do.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -40,15 +42,12 @@ impl Breaker {
     pub(super) fn enter(&self) -> Result<Permit<'_>, Duration> {
         let mut state = self.lock();
         match *state {
-            State::Closed { .. } => Ok(self.enter_anyway()),
+            State::Closed { .. } => Ok(self.permit(Kind::Ordinary)),
             State::Open { until } => {
                 let left = until.saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     *state = State::Probing;
-                    Ok(Permit {
-                        breaker: self,
-                        probe: true,
-                    })
+                    Ok(self.permit(Kind::Probe))
                 } else {
                     Err(left)
                 }
@@ -57,12 +56,14 @@ impl Breaker {
         }
     }
 
-    /// Lets a call pass in any state; its outcome counts all the same.
+    /// Lets a call pass in any state. Its failure counts as any other; its success only spares the next
+    /// call the rest of a cooldown.
     pub(super) fn enter_anyway(&self) -> Permit<'_> {
-        Permit {
-            breaker: self,
-            probe: false,
-        }
+        self.permit(Kind::Aside)
+    }
+
+    fn permit(&self, kind: Kind) -> Permit<'_> {
+        Permit { breaker: self, kind }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
@@ -70,18 +71,38 @@ impl Breaker {
     }
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Ordinary,
+    /// The one call that finds out.
+    Probe,
+    /// It passed without being asked.
+    Aside,
+}
+
 /// Must be told how the call went; one that is dropped untold, because the call was cancelled,
 /// leaves the next call to find out.
 #[derive(Debug)]
 pub(super) struct Permit<'a> {
     breaker: &'a Breaker,
-    probe: bool,
+    kind: Kind,
 }
 
 impl Permit<'_> {
     pub(super) fn succeeded(mut self) {
-        self.probe = false;
-        *self.breaker.lock() = State::Closed { failures: 0 };
+        let mut state = self.breaker.lock();
+        match (self.kind, *state) {
+            (Kind::Probe, _) | (Kind::Ordinary, State::Closed { .. }) => {
+                *state = State::Closed { failures: 0 };
+            }
+            (Kind::Aside, State::Open { .. }) => {
+                *state = State::Open {
+                    until: Instant::now(),
+                };
+            }
+            (Kind::Ordinary | Kind::Aside, _) => {}
+        }
+        self.kind = Kind::Aside;
     }
 
     pub(super) fn failed(mut self) {
@@ -89,10 +110,10 @@ impl Permit<'_> {
         let mut state = breaker.lock();
         let failures = match *state {
             State::Closed { failures } => failures.saturating_add(1),
-            State::Probing if self.probe => breaker.failures_to_open,
+            State::Probing if self.kind == Kind::Probe => breaker.failures_to_open,
             State::Open { .. } | State::Probing => return,
         };
-        self.probe = false;
+        self.kind = Kind::Aside;
         *state = if failures >= breaker.failures_to_open {
             State::Open {
                 until: super::retry::after(breaker.cooldown),
@@ -105,7 +126,7 @@ impl Permit<'_> {
 
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
-        if self.probe {
+        if self.kind == Kind::Probe {
             *self.breaker.lock() = State::Open {
                 until: Instant::now(),
             };
@@ -155,12 +176,42 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_call_that_passes_anyway_closes_an_open_circuit() {
+    async fn a_call_that_passes_anyway_lets_the_next_one_find_out() {
         let breaker = Breaker::new(1, COOLDOWN);
         fail(&breaker, 1);
         breaker.enter_anyway().failed();
         assert!(breaker.enter().is_err());
         breaker.enter_anyway().succeeded();
+        let probe = breaker.enter();
+        assert!(probe.is_ok());
+        assert!(breaker.enter().is_err(), "the circuit is not closed by it");
+        breaker.enter_anyway().succeeded();
+        assert!(breaker.enter().is_err(), "one call finds out already");
+        probe.unwrap().failed();
+        assert_eq!(breaker.enter().unwrap_err(), COOLDOWN);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_passes_anyway_forgives_no_failure() {
+        let breaker = Breaker::new(3, COOLDOWN);
+        fail(&breaker, 2);
+        breaker.enter_anyway().succeeded();
+        fail(&breaker, 1);
+        assert!(breaker.enter().is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_began_before_an_outage_does_not_end_it() {
+        let breaker = Breaker::new(1, COOLDOWN);
+        let (slow, slower) = (breaker.enter().unwrap(), breaker.enter().unwrap());
+        fail(&breaker, 1);
+        slow.succeeded();
+        assert_eq!(breaker.enter().unwrap_err(), COOLDOWN);
+        tokio::time::advance(COOLDOWN).await;
+        let probe = breaker.enter().unwrap();
+        slower.succeeded();
+        assert!(breaker.enter().is_err(), "the probe has not come back");
+        probe.succeeded();
         assert!(breaker.enter().is_ok());
     }
 }

@@ -3,34 +3,37 @@
 use std::ops::Range;
 
 use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
+use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 
-use super::escapes::{unescape, widen};
+use super::escapes::Escapes;
 use super::settings::Auth;
 
 const HIDDEN: &str = "***";
 /// Anything shorter is hidden only where it stands alone: within words it would blank out ordinary ones.
 const LONG: usize = 6;
-/// How many layers of escapes are looked through: JSON in a string of JSON has two.
+/// How many layers of backslashes are looked through: JSON in a string of JSON has two. Within each, an
+/// address or a page has one layer of its own.
 const LAYERS: usize = 3;
 
-/// The credentials of one service, in every form in which they are sent.
+/// The credentials of one service, in every form in which they are sent, and those in which a service
+/// may repeat them. Escaped ones are found by undoing the escapes.
 pub(super) struct Secrets(Vec<SecretString>);
 
 impl Secrets {
     pub(super) fn of(auth: &Auth) -> Self {
-        Self(match auth {
-            Auth::None => Vec::new(),
-            Auth::Bearer(key) | Auth::Header { key, .. } => vec![key.clone()],
-            Auth::Basic { username, password } => {
-                vec![
-                    password.clone(),
-                    SecretString::from(basic_credentials(username, password)),
-                ]
-            }
-        })
+        let (plain, sent) = match auth {
+            Auth::None => return Self(Vec::new()),
+            Auth::Bearer(key) | Auth::Header { key, .. } => (key, None),
+            Auth::Basic { username, password } => (password, Some(basic_credentials(username, password))),
+        };
+        let mut forms = other_forms(plain.expose_secret());
+        forms.extend(sent);
+        forms.push(plain.expose_secret().to_owned());
+        forms.sort_unstable();
+        forms.dedup();
+        Self(forms.into_iter().map(SecretString::from).collect())
     }
 
     pub(super) fn hide(&self, text: String) -> String {
@@ -88,29 +91,56 @@ impl Secrets {
     /// Where credentials stand, in order and apart from each other: as they are, or escaped. Takes time
     /// in proportion to the text, whatever it is.
     fn find(&self, text: &str, layers: usize) -> Vec<Range<usize>> {
-        let mut found: Vec<Range<usize>> = Vec::new();
+        if self.0.is_empty() {
+            return Vec::new();
+        }
+        let mut found = self.find_plain(text);
+        for escapes in [Escapes::Percent, Escapes::Html] {
+            if let Some(plain) = escapes.undo(text) {
+                found.extend(escapes.widen(text, &self.find_plain(&plain)));
+            }
+        }
+        if layers > 0
+            && let Some(plain) = Escapes::Backslash.undo(text)
+        {
+            found.extend(Escapes::Backslash.widen(text, &self.find(&plain, layers - 1)));
+        }
+        apart(found)
+    }
+
+    fn find_plain(&self, text: &str) -> Vec<Range<usize>> {
+        let mut found = Vec::new();
         for secret in self.0.iter().map(ExposeSecret::expose_secret) {
             if !secret.is_empty() {
                 let places = text.match_indices(secret).map(|(at, _)| at..at + secret.len());
                 found.extend(places.filter(|place| secret.len() >= LONG || stands_alone(text, place)));
             }
         }
-        if layers > 0
-            && !self.0.is_empty()
-            && let Some(plain) = unescape(text)
-        {
-            found.extend(widen(text, &self.find(&plain, layers - 1)));
-        }
-        found.sort_by_key(|place| place.start);
-        found.dedup_by(|later, earlier| {
-            let overlap = later.start < earlier.end;
-            if overlap {
-                earlier.end = earlier.end.max(later.end);
-            }
-            overlap
-        });
-        found
+        apart(found)
     }
+}
+
+/// In base64 of either alphabet, and as forms send what has blanks in it.
+fn other_forms(secret: &str) -> Vec<String> {
+    let mut forms: Vec<String> = [&STANDARD, &STANDARD_NO_PAD, &URL_SAFE, &URL_SAFE_NO_PAD]
+        .iter()
+        .map(|alphabet| alphabet.encode(secret))
+        .collect();
+    forms.push(secret.replace(' ', "+"));
+    forms
+}
+
+/// In order, and those that overlap as one.
+fn apart(mut places: Vec<Range<usize>>) -> Vec<Range<usize>> {
+    places.sort_by_key(|place| place.start);
+    places.dedup_by(|later, earlier| {
+        let overlap = later.start < earlier.end;
+        if overlap {
+            earlier.end = earlier.end.max(later.end);
+        }
+        overlap
+    });
+    places
 }
 
 /// Whether it is no part of a longer word.
@@ -189,6 +219,28 @@ mod tests {
     }
 
     #[test]
+    fn what_addresses_pages_and_base64_make_of_one_is_hidden_as_well() {
+        let token = "k/ey+<zwölf>&\"4'=";
+        let percent = "k%2Fey%2B%3Czw%C3%B6lf%3E%26%224%27%3D";
+        for form in [
+            percent.to_owned(),
+            percent.to_lowercase(),
+            percent.replace("%2F", "/").replace("%27", "'"),
+            "k/ey+&lt;zwölf&gt;&amp;&quot;4&#39;=".to_owned(),
+            "k&#x2F;ey+&lt;zw&#246;lf&gt;&amp;&#34;4&#x27;&#x3D;".to_owned(),
+            STANDARD.encode(token),
+            URL_SAFE_NO_PAD.encode(token),
+        ] {
+            assert_eq!(hidden(token, &format!("<{form}>")), "<***>", "{form}");
+            let json = serde_json::json!({"detail": format!("not {form}!")}).to_string();
+            assert_eq!(hidden(token, &json), r#"{"detail":"not ***!"}"#, "{form}");
+        }
+        assert_eq!(hidden("pass word/", "?p=pass+word%2F&x"), "?p=***&x");
+        let innocent = "100% &amp; %41 a2V5 %6b";
+        assert_eq!(hidden("swordfish", innocent), innocent);
+    }
+
+    #[test]
     fn a_short_one_is_hidden_where_it_stands_alone() {
         assert_eq!(
             hidden("abc", "Bearer abc, abcd and xabc"),
@@ -208,5 +260,7 @@ mod tests {
         assert_eq!(hidden(token, &token.repeat(times)), HIDDEN.repeat(times));
         let almost = "a".repeat(4_000_000);
         assert_eq!(hidden(&format!("{}b", "a".repeat(8_000)), &almost), almost);
+        let escaped = "%61&amp;".repeat(500_000);
+        assert_eq!(hidden(&format!("{}b", "a&".repeat(4_000)), &escaped), escaped);
     }
 }

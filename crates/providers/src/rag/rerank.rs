@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use ragstone_core::Metadata;
-use ragstone_core::provider::{CallError, Health, HealthStatus, Reranked};
+use ragstone_core::provider::{CallError, Reranked};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -23,25 +23,39 @@ struct Entry {
 /// Logs why documents stay as they are, and hands them back.
 pub(super) fn unchanged(service: &str, documents: Vec<Metadata>, reason: &str) -> Reranked {
     tracing::warn!(service, reason, "documents are not reranked");
+    with_warning(service, documents, reason)
+}
+
+/// The same after a call that brought nothing, of which the log tells more.
+fn not_answered(error: &CallError, documents: Vec<Metadata>) -> Reranked {
+    tracing::warn!(service = error.service(), %error, "documents are not reranked");
+    with_warning(error.service(), documents, &error.public())
+}
+
+fn with_warning(service: &str, documents: Vec<Metadata>, reason: &str) -> Reranked {
     Reranked {
         documents,
         warning: Some(format!("not reranked by service '{service}': {reason}")),
     }
 }
 
-/// Asks the `/rerank` route of a service whose health has just been checked.
+/// Asks the `/rerank` route of a service that has just been asked how it is.
 pub(super) async fn rerank(
     client: &ServiceClient,
-    health: &Health,
+    account: Result<Metadata, CallError>,
     query: &str,
     documents: Vec<Metadata>,
     top_k: Option<usize>,
 ) -> Reranked {
     let service = client.service();
-    if health.status == HealthStatus::Unhealthy {
-        return unchanged(service, documents, &health.message);
+    let account = match account {
+        Ok(account) => account,
+        Err(error) => return not_answered(&error, documents),
+    };
+    if account.get("status").and_then(Value::as_str) == Some("unhealthy") {
+        return unchanged(service, documents, "it says it is unhealthy");
     }
-    if !health.details.contains_key("cross_encoder") {
+    if !account.contains_key("cross_encoder") {
         return unchanged(service, documents, "it has no cross-encoder loaded");
     }
     if documents.is_empty() {
@@ -56,7 +70,7 @@ pub(super) async fn rerank(
             documents: in_order(documents, &ranking),
             warning: None,
         },
-        Err(error) => unchanged(service, documents, &error.to_string()),
+        Err(error) => not_answered(&error, documents),
     }
 }
 

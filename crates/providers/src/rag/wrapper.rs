@@ -3,11 +3,14 @@
 mod search;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
+use ragstone_core::collection::shorten;
 use ragstone_core::document::{Added, NewDocument};
 use ragstone_core::provider::{
-    Capability, Health, HealthStatus, ProviderAnswer, ProviderError, ProviderQuery, RagProvider, Reranked,
+    CallError, Capability, Health, HealthStatus, ProviderAnswer, ProviderError, ProviderQuery, RagProvider,
+    Reranked,
 };
 use ragstone_core::store::{DocumentPage, MetadataUpdate, Page, Selection};
 use ragstone_core::{Collection, CollectionName, Document, DocumentId, Filter, Metadata};
@@ -33,6 +36,10 @@ const CAPABILITIES: &[Capability] = &[
 
 /// What the service routes give in one page at most.
 const PAGE: usize = 1000;
+/// Texts that the service embeds take it time: a slow model reads about so many bytes in a second.
+const BYTES_PER_SECOND: usize = 1 << 10;
+/// No server of ours works longer on one request, unless it is configured to.
+const LONGEST_ADD: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -45,7 +52,8 @@ struct Connection {
     #[serde(default)]
     auth: Option<AuthConfig>,
     /// How long an operation may take altogether, retries included, in milliseconds; where documents are
-    /// added or deleted, each request of it.
+    /// added or deleted, each request of it. Where the service embeds what is added it has a second more
+    /// for each KB of text, up to ten minutes.
     #[schemars(title = "Timeout (ms)", range(min = 1, max = 3600000), example = 30000)]
     #[serde(default = "default_timeout", alias = "timeout_ms")]
     timeout_ms: u64,
@@ -84,12 +92,14 @@ fn connect(connection: &Metadata, context: ConnectContext) -> Result<Arc<dyn Rag
     };
     Ok(Arc::new(Wrapper {
         client: faults.and(endpoint.client(context.environment))?,
+        timeout: Duration::from_millis(connection.timeout_ms),
     }))
 }
 
 #[derive(Debug)]
 struct Wrapper {
     client: ServiceClient,
+    timeout: Duration,
 }
 
 #[derive(Deserialize)]
@@ -163,25 +173,38 @@ impl Wrapper {
         })
     }
 
-    /// How the service says it is, which it tells everybody.
-    async fn own_account(&self) -> Health {
-        let check = HealthCheck::start();
+    /// What the service tells everybody about itself.
+    async fn own_account(&self) -> Result<Metadata, CallError> {
         let call = Call::get("health").breaking(Breaking::Ignored);
-        match self.client.call_json_to_show::<Metadata>(call).await {
-            Ok(mut body) => {
-                body.remove("timestamp");
-                match body.remove("status").as_ref().and_then(Value::as_str) {
-                    Some("healthy") => check.answered(HealthStatus::Healthy, "the service is healthy", body),
-                    Some("degraded") => {
-                        check.answered(HealthStatus::Degraded, "the service says it is degraded", body)
-                    }
-                    Some(_) | None => {
-                        check.answered(HealthStatus::Degraded, "the service does not say how it is", body)
-                    }
-                }
-            }
-            Err(error) => check.failed(&error),
-        }
+        self.client.call_json_to_show(call).await
+    }
+
+    /// How the service says it is.
+    async fn own_health(&self) -> Health {
+        let check = HealthCheck::start();
+        let mut account = match self.own_account().await {
+            Ok(account) => account,
+            Err(error) => return check.failed(&error),
+        };
+        account.remove("timestamp");
+        let (status, message) = match account.remove("status").as_ref().and_then(Value::as_str) {
+            Some("healthy") => (HealthStatus::Healthy, "the service is healthy"),
+            Some("degraded") => (HealthStatus::Degraded, "the service says it is degraded"),
+            Some("unhealthy") => (HealthStatus::Unhealthy, "the service says it is unhealthy"),
+            Some(_) | None => (HealthStatus::Degraded, "the service does not say how it is"),
+        };
+        check.answered(status, message, account)
+    }
+
+    /// How long adding documents may take. All of them go into one request, so that all are stored or
+    /// none, and the service answers when it has embedded the last.
+    fn patience(&self, documents: &[NewDocument]) -> Duration {
+        let unembedded = documents.iter().filter(|new| new.embedding.is_none());
+        let bytes: usize = unembedded.map(|new| new.document.text.len()).sum();
+        let embedding = Duration::from_secs((bytes / BYTES_PER_SECOND) as u64);
+        self.timeout
+            .saturating_add(embedding)
+            .min(LONGEST_ADD.max(self.timeout))
     }
 
     fn read_id(&self, id: String) -> Result<DocumentId, ProviderError> {
@@ -206,7 +229,7 @@ impl RagProvider for Wrapper {
     async fn health(&self) -> Health {
         // Whoever has no key may know that it lives, so a second call finds out whether the key is right.
         let with_key = Call::get("query").breaking(Breaking::Ignored);
-        let (health, admitted) = futures::join!(self.own_account(), self.client.call(with_key));
+        let (health, admitted) = futures::join!(self.own_health(), self.client.call(with_key));
         match admitted {
             Err(error) if health.status != HealthStatus::Unhealthy => without_admission(health, &error),
             _ => health,
@@ -227,11 +250,17 @@ impl RagProvider for Wrapper {
 
     async fn collections(&self) -> Result<Vec<Collection>, ProviderError> {
         let body: CollectionsBody = self.client.call_json(Call::get("collections")).await?;
-        let mut collections = body
-            .collections
-            .into_iter()
-            .map(|collection| self.read_collection(collection))
-            .collect::<Result<Vec<_>, _>>()?;
+        let mut collections = Vec::with_capacity(body.collections.len());
+        for listed in body.collections {
+            let name = shorten(&listed.name);
+            match self.read_collection(listed) {
+                Ok(collection) => collections.push(collection),
+                Err(error) => {
+                    let service = self.client.service();
+                    tracing::warn!(service, name, %error, "a collection is left out");
+                }
+            }
+        }
         collections.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(collections)
     }
@@ -269,6 +298,7 @@ impl RagProvider for Wrapper {
         name: &CollectionName,
         documents: Vec<NewDocument>,
     ) -> Result<Added, ProviderError> {
+        let patience = self.patience(&documents);
         // Ids are always sent, so that adding twice is adding once.
         let documents: Vec<Value> = documents
             .into_iter()
@@ -282,7 +312,9 @@ impl RagProvider for Wrapper {
                 sent
             })
             .collect();
-        let call = Call::post(Self::path(name, "/documents")).json(&json!({"documents": documents}));
+        let call = Call::post(Self::path(name, "/documents"))
+            .json(&json!({"documents": documents}))
+            .patience(patience);
         let body: AddedBody = self.client.call_json(call).await?;
         if body.ids.len() != documents.len() {
             let reason = format!("{} ids for {} documents", body.ids.len(), documents.len());
@@ -382,7 +414,7 @@ impl RagProvider for Wrapper {
     }
 
     async fn rerank(&self, query: &str, documents: Vec<Metadata>, top_k: Option<usize>) -> Reranked {
-        let health = self.own_account().await;
-        rerank::rerank(&self.client, &health, query, documents, top_k).await
+        let account = self.own_account().await;
+        rerank::rerank(&self.client, account, query, documents, top_k).await
     }
 }

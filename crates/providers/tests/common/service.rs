@@ -138,11 +138,11 @@ fn vector(value: &Value) -> Option<Vec<f32>> {
     )
 }
 
-fn check_width(collection: &Collection, vector: &[f32]) -> Result<(), (u16, String)> {
-    match collection.documents.first() {
-        Some((_, first)) if first.len() != vector.len() => Err((400, "Embedding dimension mismatch".into())),
-        _ => Ok(()),
-    }
+fn has_width(collection: &Collection, vector: &[f32]) -> bool {
+    collection
+        .documents
+        .first()
+        .is_none_or(|(_, first)| first.len() == vector.len())
 }
 
 fn add(collection: &mut Collection, body: &Value) -> Answer {
@@ -150,13 +150,25 @@ fn add(collection: &mut Collection, body: &Value) -> Answer {
     let given = documents.iter().filter(|d| d.get("embedding").is_some()).count();
     if given == 0 {
         model(collection)?;
-    } else if given < documents.len() {
-        return Err((400, "All documents must include pre-computed embeddings".into()));
+    } else if let Some(index) = documents.iter().position(|d| d.get("embedding").is_none()) {
+        let needed = "All documents must include pre-computed embeddings";
+        return Err((400, format!("{needed}: the document at index {index} has not")));
     }
-    for document in documents {
-        let vector = vector(&document["embedding"])
-            .unwrap_or_else(|| letter_counts(document["text"].as_str().unwrap()));
-        check_width(collection, &vector)?;
+    let vectors: Vec<Vec<f32>> = documents
+        .iter()
+        .map(|document| {
+            vector(&document["embedding"])
+                .unwrap_or_else(|| letter_counts(document["text"].as_str().unwrap()))
+        })
+        .collect();
+    if let Some(index) = vectors.iter().position(|vector| !has_width(collection, vector)) {
+        let mismatch = "Embedding dimension mismatch";
+        return Err((
+            400,
+            format!("{mismatch}: the document at index {index} has others"),
+        ));
+    }
+    for (document, vector) in documents.iter().zip(vectors) {
         let stored =
             json!({"id": document["id"], "text": document["text"], "metadata": document["metadata"]});
         match collection
@@ -235,7 +247,9 @@ fn search(collection: &Collection, body: &Value) -> Answer {
         }
         (None, None) => return Err((400, "'query' is required".into())),
     };
-    check_width(collection, &query)?;
+    if !has_width(collection, &query) {
+        return Err((400, "Embedding dimension mismatch".into()));
+    }
     let filter = parse(&body["where"])?;
     let limit = body["max_distance"].as_f64().unwrap_or(2.0);
     let mut found: Vec<(f64, &Value)> = collection

@@ -3,9 +3,10 @@
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
+use ragstone_core::document::NewDocument;
 use ragstone_core::provider::{CallError, ProviderError, RagProvider};
 use ragstone_core::store::Page;
-use ragstone_core::{CollectionName, Filter};
+use ragstone_core::{CollectionName, Document, DocumentId, Filter, Metadata};
 use serde_json::{Value, json};
 
 use crate::common::connect;
@@ -93,4 +94,35 @@ async fn collections_are_counted_at_the_same_time() {
     let names: Vec<&str> = listed.iter().map(|collection| collection.name.as_str()).collect();
     assert_eq!(names.len(), 12);
     assert!(names.is_sorted(), "{names:?}");
+}
+
+/// The service takes three times its deadline to embed, which is less than the texts are given.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_a_service_has_to_embed_has_time_by_its_length() {
+    let server = TestServer::start(|_, _| {
+        std::thread::sleep(Duration::from_millis(900));
+        Reply::json(json!({"ids": ["a"]}))
+    })
+    .await;
+    let provider = connect(json!({
+        "provider": "chromadb-wrapper", "url": server.url, "timeoutMs": 300, "retry": {"maxAttempts": 1},
+    }));
+    let name = CollectionName::parse("c").unwrap();
+    let add = |text: String, embedding| {
+        let document = Document {
+            id: DocumentId::parse("a").unwrap(),
+            text,
+            metadata: Metadata::new(),
+        };
+        provider.add_documents(&name, vec![NewDocument { document, embedding }])
+    };
+    let long = "x".repeat(60 << 10);
+    assert_eq!(add(long.clone(), None).await.unwrap().ids.len(), 1);
+    for (text, embedding) in [("short".to_owned(), None), (long, Some(vec![1.0]))] {
+        let error = add(text, embedding).await.unwrap_err();
+        assert!(
+            matches!(error, ProviderError::Call(CallError::DeadlineExceeded { .. })),
+            "{error}"
+        );
+    }
 }

@@ -202,3 +202,34 @@ async fn a_connection_from_a_client_reaches_no_private_address_unless_it_is_conf
     let allowed = connect(vec!["127.0.0.1".into()]).unwrap();
     assert_eq!(allowed.health().await.status, HealthStatus::Healthy);
 }
+
+#[tokio::test]
+async fn a_service_is_as_it_says() {
+    for (said, status) in [
+        ("healthy", HealthStatus::Healthy),
+        ("degraded", HealthStatus::Degraded),
+        ("unhealthy", HealthStatus::Unhealthy),
+        ("fine", HealthStatus::Degraded),
+    ] {
+        let server =
+            TestServer::start(move |_, _| Reply::json(json!({"status": said, "version": "7"}))).await;
+        let health = connect(json!({"provider": "chromadb-wrapper", "url": server.url}))
+            .health()
+            .await;
+        assert_eq!(health.status, status, "{health:?}");
+        assert_eq!(health.details["version"], "7", "{health:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_collection_that_cannot_be_named_here_is_left_out() {
+    let server = TestServer::start(|_, _| {
+        let named = |name: &str| json!({"name": name, "count": 1, "metadata": {}});
+        Reply::json(json!({"collections": [named("b"), named("not / a name"), named("a")]}))
+    })
+    .await;
+    let provider = connect(json!({"provider": "chromadb-wrapper", "url": server.url}));
+    let listed = provider.collections().await.unwrap();
+    let names: Vec<&str> = listed.iter().map(|collection| collection.name.as_str()).collect();
+    assert_eq!(names, ["a", "b"]);
+}

@@ -121,3 +121,35 @@ async fn rerank_endpoint_returns_error() {
         assert!(outcome.warning.is_some());
     }
 }
+
+#[tokio::test]
+async fn what_a_service_says_of_its_failure_is_not_repeated() {
+    for broken in ["/health", "/rerank"] {
+        let server = TestServer::start(move |seen, _| {
+            if seen.path() == broken {
+                Reply::status(500, json!({"detail": "table x of db at 10.1"}))
+            } else {
+                Reply::json(json!({"status": "healthy", "cross_encoder": {"model": "x"}}))
+            }
+        })
+        .await;
+        let outcome = provider(&server.url).rerank("q", documents(), None).await;
+        assert_eq!(outcome.documents, documents());
+        let warning = outcome.warning.unwrap();
+        assert!(
+            warning.contains("status 500") && !warning.contains("table"),
+            "{warning}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_service_that_calls_itself_unhealthy_is_not_asked() {
+    let server = TestServer::start(|_, _| {
+        Reply::json(json!({"status": "unhealthy", "cross_encoder": {"model": "x"}}))
+    })
+    .await;
+    let outcome = provider(&server.url).rerank("q", documents(), None).await;
+    assert!(outcome.warning.unwrap().contains("unhealthy"));
+    assert_eq!(server.seen().len(), 1, "only the health was asked for");
+}

@@ -139,7 +139,7 @@ pub(super) async fn expand(request: &Request, expand: &Expand, collected: &mut C
                 tracing::warn!(service, collection, %error, "the siblings of a result cannot be had");
                 collected
                     .warnings
-                    .push(format!("{service}/{collection}: no siblings: {error}"));
+                    .push(format!("{service}/{collection}: no siblings: {}", error.public()));
             }
         }
     }

@@ -155,6 +155,29 @@ fn is_within(hit: &ProviderHit, ranking: &str, depth: usize) -> bool {
     })
 }
 
+/// A document that comes several times in one answer stands where it is nearest.
+fn each_once(hits: Vec<ProviderHit>) -> Vec<ProviderHit> {
+    let far = |hit: &ProviderHit| hit.distance.unwrap_or(f32::INFINITY);
+    let mut nearest: HashMap<DocumentId, (usize, f32)> = HashMap::with_capacity(hits.len());
+    for (place, hit) in hits.iter().enumerate() {
+        let known = nearest
+            .entry(hit.document.id.clone())
+            .or_insert((place, far(hit)));
+        if far(hit) < known.1 {
+            *known = (place, far(hit));
+        }
+    }
+    hits.into_iter()
+        .enumerate()
+        .filter(|(place, hit)| {
+            nearest
+                .get(&hit.document.id)
+                .is_some_and(|(kept, _)| kept == place)
+        })
+        .map(|(_, hit)| hit)
+        .collect()
+}
+
 /// Whether a backend ranked by words. One that did says so of its hits, also of those that have none.
 fn has_words(hits: &[ProviderHit]) -> bool {
     hits.iter()
@@ -208,7 +231,7 @@ impl Merged {
                 Err(error) => {
                     let (service, collection) = (&target.service.name, &target.name);
                     tracing::warn!(%service, %collection, %error, "a collection could not be searched");
-                    said.push(error.to_string());
+                    said.push(error.public());
                     continue;
                 }
             };
@@ -220,7 +243,7 @@ impl Merged {
             rankings.weight = query.weight;
             rankings.alone = query.alone;
             let has_words = has_words(&answer.hits);
-            for (place, mut hit) in answer.hits.into_iter().enumerate() {
+            for (place, mut hit) in each_once(answer.hits).into_iter().enumerate() {
                 let key = *known.entry(hit.document.id.clone()).or_insert(self.hits.len());
                 rankings.add(key, place, &hit, super::depth(request));
                 if !has_words {

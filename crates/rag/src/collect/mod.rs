@@ -234,7 +234,42 @@ async fn search_for(
         options,
         ..ProviderQuery::default()
     };
-    batch.service.backend.search_several(&batch.names, query).await
+    let mut answers = batch
+        .service
+        .backend
+        .search_several(&batch.names, query.clone())
+        .await;
+    if query.top_k > request.top_k {
+        search_again(batch, query, request.top_k, &mut answers).await;
+    }
+    answers
+}
+
+/// A ranking is asked for deeper than anybody wanted. A service that does not go so deep refuses it,
+/// which does not tell how deep it goes, and is asked once more for what was wanted.
+async fn search_again(
+    batch: &Batch<'_>,
+    query: ProviderQuery,
+    top_k: usize,
+    answers: &mut [Result<ProviderAnswer, ProviderError>],
+) {
+    let is_refused = |answer: &Result<ProviderAnswer, ProviderError>| matches!(answer, Err(ProviderError::Call(error)) if error.status() == Some(400));
+    let (places, names): (Vec<usize>, Vec<CollectionName>) = batch
+        .names
+        .iter()
+        .enumerate()
+        .filter(|(place, _)| answers.get(*place).is_some_and(is_refused))
+        .map(|(place, name)| (place, name.clone()))
+        .unzip();
+    if names.is_empty() {
+        return;
+    }
+    tracing::debug!(service = %batch.service.name, depth = query.top_k, top_k, "searching less deep");
+    let query = ProviderQuery { top_k, ..query };
+    let again = batch.service.backend.search_several(&names, query).await;
+    for (place, answer) in places.into_iter().zip(again) {
+        answers[place] = answer;
+    }
 }
 
 /// The query's vector, and the model that made it, where this process does. Whatever stands in the

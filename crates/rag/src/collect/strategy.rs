@@ -60,9 +60,10 @@ impl Plan {
 }
 
 /// Decides by `current_topic`, the topic before this message: without one the message is searched
-/// for as it is; with one, `topic`, which has the message worked in, or else the current one.
+/// for as it is; with one, `topic`, which has the message worked in, or else the current one. Only one
+/// without any visible character is none.
 pub fn by_topic(user_message: &str, current_topic: Option<&str>, topic: Option<&str>) -> Plan {
-    let current = current_topic.map(normalise_topic).filter(|text| !text.is_empty());
+    let current = current_topic.map(given_topic).filter(|text| !text.is_empty());
     let topic = topic.map(normalise_topic).filter(|text| !text.is_empty());
     match current {
         None => Plan::one(Strategy::FirstMessage, user_message.to_owned(), topic),
@@ -73,18 +74,34 @@ pub fn by_topic(user_message: &str, current_topic: Option<&str>, topic: Option<&
     }
 }
 
+/// A topic as a client gives it: of nothing but quotes, these stay.
+fn given_topic(topic: &str) -> String {
+    let normalised = normalise_topic(topic);
+    if normalised.is_empty() {
+        shortened(&one_line(topic))
+    } else {
+        normalised
+    }
+}
+
 /// One line of words with single spaces, without the quotes that models like to put around it, and
 /// of a length that makes sense for a topic.
 pub fn normalise_topic(topic: &str) -> String {
-    let line = topic
+    shortened(unquoted(&one_line(topic)))
+}
+
+fn one_line(topic: &str) -> String {
+    topic
         .split(|c: char| c.is_whitespace() || c.is_control())
         .filter(|word| !word.is_empty())
         .collect::<Vec<_>>()
-        .join(" ");
-    let bare = unquoted(&line);
-    match bare.char_indices().nth(MAX_TOPIC_CHARS) {
-        Some((end, _)) => bare[..end].trim_end().to_owned(),
-        None => bare.to_owned(),
+        .join(" ")
+}
+
+fn shortened(line: &str) -> String {
+    match line.char_indices().nth(MAX_TOPIC_CHARS) {
+        Some((end, _)) => line[..end].trim_end().to_owned(),
+        None => line.to_owned(),
     }
 }
 
@@ -153,6 +170,17 @@ mod tests {
         assert_eq!(without_new_topic.query_text(), "planets of the sun");
         let blank_new_topic = by_topic("And now?", Some("planets"), Some("  "));
         assert_eq!(blank_new_topic.query_text(), "planets");
+    }
+
+    #[test]
+    fn a_topic_of_nothing_but_quotes_is_not_empty() {
+        for (current, text) in [("\"\"", "\"\""), (" ' ' ", "' '"), ("“”", "“”")] {
+            let plan = by_topic("And now?", Some(current), None);
+            assert_eq!(plan.strategy, Strategy::FollowUp);
+            assert_eq!(plan.query_text(), text);
+            let plan = by_topic("And now?", Some(current), Some("planets"));
+            assert_eq!(plan.query_text(), "planets");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::time::Duration;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use ragstone_core::document::Metadata;
 use ragstone_core::error::InvalidInput;
 use ragstone_core::model::{ModelError, RemoteFault};
 use ragstone_core::provider::{CallError, ErrorAnswer, ProviderError};
@@ -155,6 +156,28 @@ impl ApiError {
         Self { detail, ..first }
     }
 
+    /// What a service answered, as it is where that is an error like ours. What says it in another form,
+    /// such as ChromaDB's, is said in ours; a page, or a text, is not shown at all.
+    fn of_a_service(status: StatusCode, answer: Box<ErrorAnswer>) -> Self {
+        let retry_after = answer.retry_after;
+        let message = answer.message();
+        let is_like_ours = serde_json::from_slice::<Metadata>(&answer.body)
+            .is_ok_and(|body| body.contains_key("detail") || message.is_none());
+        let error = if is_like_ours {
+            Self {
+                passed_on: Some(answer),
+                ..Self::new(status, message.unwrap_or_default())
+            }
+        } else {
+            let nothing_said = || {
+                let ErrorAnswer { service, status, .. } = &*answer;
+                format!("Service '{service}' answered with status {status}")
+            };
+            Self::new(status, message.unwrap_or_else(nothing_said))
+        };
+        Self { retry_after, ..error }
+    }
+
     /// A failure of ours whose reason a client may see.
     pub fn failed(detail: impl Into<String>) -> Self {
         let detail = detail.into();
@@ -183,9 +206,11 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = match self.passed_on {
             Some(answer) => {
+                // The body is JSON, whatever the service calls it.
                 let content_type = answer
                     .content_type
                     .as_deref()
+                    .filter(|kind| is_json(kind))
                     .and_then(|kind| HeaderValue::from_str(kind).ok());
                 let content_type = content_type.unwrap_or(HeaderValue::from_static("application/json"));
                 (self.status, [(header::CONTENT_TYPE, content_type)], answer.body).into_response()
@@ -322,7 +347,7 @@ impl From<ProviderError> for ApiError {
 /// When to come again, where a service that is not available does not say.
 const DEFAULT_RETRY: Duration = Duration::from_secs(5);
 
-/// A 4xx is the client's to mend, so it passes on as it came, and so does a 503 that gives its reason;
+/// A 4xx is the client's to mend, so it passes on, and so does a 503 that gives its reason;
 /// anything else that is no answer is the service's fault.
 impl From<CallError> for ApiError {
     fn from(error: CallError) -> Self {
@@ -333,12 +358,9 @@ impl From<CallError> for ApiError {
         };
         match error {
             CallError::Answered(answer) => match StatusCode::from_u16(answer.status) {
-                Ok(status) if status.is_client_error() || answer.is_considered() => Self {
-                    retry_after: answer.retry_after,
-                    detail: answer.message().unwrap_or_default(),
-                    passed_on: Some(answer),
-                    ..Self::new(status, "")
-                },
+                Ok(status) if status.is_client_error() || answer.is_considered() => {
+                    Self::of_a_service(status, answer)
+                }
                 // Not now is no failure: the client is told to come again, as the service would have.
                 Ok(status) if status == StatusCode::SERVICE_UNAVAILABLE => Self::busy(
                     format!(
@@ -363,6 +385,11 @@ impl From<CallError> for ApiError {
             _ => Self::new(status, capitalised(&error.to_string())),
         }
     }
+}
+
+fn is_json(content_type: &str) -> bool {
+    let kind = content_type.split(';').next().unwrap_or_default().trim();
+    kind.eq_ignore_ascii_case("application/json") || kind.to_ascii_lowercase().ends_with("+json")
 }
 
 fn capitalised(sentence: &str) -> String {

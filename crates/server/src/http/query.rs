@@ -21,7 +21,7 @@ use super::error::{ApiError, ErrorBody};
 use super::extract::{CollectionPath, JsonBody};
 use super::state::{AppState, Limits};
 
-const DEFAULT_TOP_K: i64 = 3;
+const DEFAULT_TOP_K: usize = 3;
 pub(super) const MAX_COLLECTIONS: usize = 64;
 const MAX_IDS: usize = 1000;
 
@@ -41,7 +41,7 @@ pub(super) struct QueryBody {
     query: Option<String>,
     /// Its vector, where the client has it already.
     query_embedding: Option<Vec<f32>>,
-    /// How many results; 3 unless given.
+    /// How many results; 3 unless given, or fewer where the server allows no more.
     top_k: Option<i64>,
     /// With several collections: `top_k` results of each of them instead of all together.
     per_collection: Option<bool>,
@@ -102,8 +102,15 @@ impl From<ExpandBody> for Expand {
     }
 }
 
-/// Within what the server allows.
-pub(super) fn check_top_k(top_k: i64, limits: &Limits) -> Result<usize, InvalidInput> {
+/// Within what the server allows; `default`, or as many as are allowed, where nothing is asked for.
+pub(super) fn check_top_k(
+    given: Option<i64>,
+    default: usize,
+    limits: &Limits,
+) -> Result<usize, InvalidInput> {
+    let Some(top_k) = given else {
+        return Ok(default.min(limits.top_k));
+    };
     usize::try_from(top_k)
         .ok()
         .filter(|k| (1..=limits.top_k).contains(k))
@@ -191,7 +198,7 @@ impl QueryBody {
     }
 
     fn check(self, limits: &Limits) -> Result<Query, InvalidInput> {
-        let top_k = check_top_k(self.top_k.unwrap_or(DEFAULT_TOP_K), limits)?;
+        let top_k = check_top_k(self.top_k, DEFAULT_TOP_K, limits)?;
         let max_distance = match self.max_distance {
             None | Some(0.0) => None,
             Some(far) if far > 0.0 => Some(far),

@@ -18,6 +18,8 @@ const NEVER: &str = "ragstone:never";
 /// Deleting 50,000 documents took ChromaDB longer than the 20 s that other calls have.
 const EMPTYING: Duration = Duration::from_secs(600);
 const COLLECTIONS_PER_PAGE: usize = 500;
+/// The space whose distances are ours.
+pub(super) const COSINE: &str = "cosine";
 
 pub(super) struct ChromaApi {
     client: ServiceClient,
@@ -161,13 +163,18 @@ impl ChromaApi {
             .json(&json!({
                 "name": chroma_name,
                 "metadata": codec::encode_some(metadata),
-                "configuration": {"hnsw": {"space": "cosine"}},
+                "configuration": {"hnsw": {"space": COSINE}},
             }))
             .repeat(Repeat::IfUnprocessed);
         match self.client.call_json(call).await {
             Ok(body) => self.read(body),
             Err(error) if error.status() == Some(409) => Err(ProviderError::CollectionExists(name.clone())),
-            Err(error) => Err(error.into()),
+            Err(error) => {
+                if error.status() == Some(400) {
+                    self.check_database(|call| call).await?;
+                }
+                Err(error.into())
+            }
         }
     }
 
@@ -195,17 +202,26 @@ impl ChromaApi {
             let page: Vec<CollectionBody> = self.client.call_json(how(call)).await?;
             let got = page.len();
             for body in page {
-                if self.naming.our_name(&body.name).is_some() {
-                    found.push(self.read(body)?);
-                } else {
+                let name = body.name.clone();
+                if self.naming.our_name(&name).is_none() {
                     tracing::warn!(
                         service = self.service(),
-                        name = body.name,
+                        name,
                         "a collection with a name that cannot be used is left out"
                     );
+                    continue;
+                }
+                match self.read(body) {
+                    Ok(record) => found.push(record),
+                    Err(error) => {
+                        tracing::warn!(service = self.service(), name, %error, "a collection is left out");
+                    }
                 }
             }
             if got < COLLECTIONS_PER_PAGE {
+                if offset + got == 0 {
+                    self.check_database(how).await?;
+                }
                 return Ok(found);
             }
             offset += got;
@@ -216,7 +232,31 @@ impl ChromaApi {
         let call = Call::get(format!("{}collections/{}", self.root, self.existing(name)?));
         match self.client.call_json(call).await {
             Ok(body) => self.read(body),
-            Err(error) => Err(not_found(error, name)),
+            Err(error) => Err(self.missing(error, name).await),
+        }
+    }
+
+    /// Chroma lists no collections of a database that it has not, and finds none in it, as if it were
+    /// empty. Whoever asks for a collection cannot mend that, so it is an answer that cannot be used.
+    async fn check_database(&self, how: impl Fn(Call) -> Call) -> Result<(), ProviderError> {
+        let database = how(Call::get(self.root.trim_end_matches('/')));
+        match self.client.call(database).await {
+            Err(error) if error.status() == Some(404) => {
+                Err(self.bad_answer("it has no such database: correct its 'tenant' or 'database'"))
+            }
+            // Whatever else comes of this question says nothing about the answer at hand.
+            _ => Ok(()),
+        }
+    }
+
+    /// What it means that a call for a collection by its name failed.
+    async fn missing(&self, error: CallError, name: &CollectionName) -> ProviderError {
+        match not_found(error, name) {
+            missing @ ProviderError::CollectionNotFound(_) => {
+                let checked = self.check_database(|call| call).await;
+                checked.err().unwrap_or(missing)
+            }
+            other => other,
         }
     }
 
@@ -235,7 +275,7 @@ impl ChromaApi {
         let call = Call::delete(path).repeat(Repeat::IfUnprocessed);
         match self.client.call(call).await {
             Ok(_) => Ok(()),
-            Err(error) => Err(not_found(error, name)),
+            Err(error) => Err(self.missing(error, name).await),
         }
     }
 

@@ -92,9 +92,36 @@ pub(super) fn decode(stored: Option<Metadata>) -> Result<Metadata, String> {
             .as_str()
             .and_then(|text| serde_json::from_str(text).ok())
             .ok_or_else(|| format!("the metadata under '{ENCODED_FIELDS}' is not JSON"))?;
-        metadata.extend(fields);
+        for (key, kept) in fields {
+            let seen = metadata.remove(&key);
+            if let Some(value) = newest(&key, kept, seen) {
+                metadata.insert(key, value);
+            }
+        }
     }
     Ok(metadata)
+}
+
+/// Of a field that was encoded, what holds: what was `kept` as JSON, unless what is `seen` beside it
+/// tells that another client has changed the field since. Only numbers are put there by us as well.
+fn newest(key: &str, kept: Value, seen: Option<Value>) -> Option<Value> {
+    let is_twice = is_plain_key(key) && is_plain_value(&kept);
+    match seen {
+        Some(seen) if is_twice && is_rounded(&kept, &seen) => Some(kept),
+        None if !is_twice => Some(kept),
+        seen => seen,
+    }
+}
+
+/// Whether Chroma's reading of a number explains the difference.
+fn is_rounded(written: &Value, read: &Value) -> bool {
+    /// Some tens of neighbours: more than it was ever off by, and less than anybody changes.
+    const RELATIVE: f64 = 1e-14;
+    let (Some(written), Some(read)) = (written.as_f64(), read.as_f64()) else {
+        return false;
+    };
+    let difference = (written - read).abs();
+    difference <= RELATIVE * written.abs() || difference < f64::MIN_POSITIVE
 }
 
 #[cfg(test)]
@@ -134,6 +161,27 @@ mod tests {
         assert_eq!(decode(Some(rounded)).unwrap()["third"], 271.0 / 3.0);
         let short = object(json!({"half": 0.5, "price": 12.99, "whole": 3.0}));
         assert_eq!(encode(&short), short);
+    }
+
+    #[test]
+    fn what_another_client_changed_afterwards_holds() {
+        let metadata = object(json!({"third": 271.0 / 3.0, "tiny": 5e-324, "list": [1]}));
+        let encoded = encode(&metadata);
+        let changed = |key: &str, value: Option<Value>| {
+            let mut stored = encoded.clone();
+            match value {
+                Some(value) => stored.insert(key.into(), value),
+                None => stored.remove(key),
+            };
+            decode(Some(stored)).unwrap().remove(key)
+        };
+        for value in [json!(90.33), json!(-90.33333333333333), json!(7), json!("none")] {
+            assert_eq!(changed("third", Some(value.clone())), Some(value));
+        }
+        assert_eq!(changed("third", None), None, "deleted");
+        assert_eq!(changed("tiny", Some(json!(0.0))), Some(json!(5e-324)));
+        assert_eq!(changed("list", Some(json!("short"))), Some(json!("short")));
+        assert_eq!(decode(Some(encoded)).unwrap(), metadata);
     }
 
     #[test]

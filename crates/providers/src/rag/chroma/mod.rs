@@ -12,7 +12,10 @@
 //! * Texts are embedded by the model that the collection's metadata names.
 //!
 //! What remains different: a write of more documents than Chroma takes at once is not all or
-//! nothing, and pages read while others write may show parts of both states.
+//! nothing, and pages read while others write may show parts of both states. Replacing a document and
+//! merging metadata read before they write, in turns within this process (`turns`); what another
+//! process, or another service over the same database, writes in between may be lost, or stay beside
+//! what replaces it.
 
 mod api;
 mod codec;
@@ -21,6 +24,7 @@ mod narrow;
 mod read;
 mod search;
 mod store;
+mod turns;
 mod write;
 
 use std::sync::Arc;
@@ -47,6 +51,8 @@ use crate::error::{ConfigError, both};
 use api::{ChromaApi, Tenancy};
 use naming::Naming;
 pub use store::ChromaStore;
+use turns::Turns;
+use write::Prepared;
 
 const CAPABILITIES: &[Capability] = &[
     Capability::Collections,
@@ -125,12 +131,24 @@ fn connect(connection: &Metadata, context: ConnectContext) -> Result<Arc<dyn Rag
     let tenancy = Tenancy::check(&connection.tenant, &connection.database);
     let client = endpoint.client(context.environment);
     let (tenancy, client) = faults.and(both(tenancy, client))?;
-    Ok(Arc::new(Chroma {
-        api: ChromaApi::new(client, &tenancy, Naming::AsTheyAre),
-        embedders: context.embedders,
+    Ok(Arc::new(ChromaService {
+        chroma: Chroma {
+            api: ChromaApi::new(client, &tenancy, Naming::AsTheyAre),
+            embedders: context.embedders,
+        },
+        metadata_turns: Turns::new(),
+        document_turns: Turns::new(),
     }))
 }
 
+/// A ChromaDB server as a service of the gateway. All requests share one, and so its turns.
+struct ChromaService {
+    chroma: Chroma,
+    metadata_turns: Turns,
+    document_turns: Turns,
+}
+
+/// What the service and the store have in common.
 struct Chroma {
     api: ChromaApi,
     embedders: Embedders,
@@ -212,23 +230,23 @@ impl Chroma {
 }
 
 #[async_trait]
-impl RagProvider for Chroma {
+impl RagProvider for ChromaService {
     fn capabilities(&self) -> &'static [Capability] {
         CAPABILITIES
     }
 
     async fn health(&self) -> Health {
         let check = HealthCheck::start();
-        let version = match self.api.version().await {
+        let version = match self.chroma.api.version().await {
             Ok(version) => version,
             Err(error) => return check.failed(&error),
         };
         let mut details = Metadata::new();
         details.insert("version".into(), version.into());
-        if !self.embedders.is_empty() {
-            details.insert("embedding_models".into(), self.model_list());
+        if !self.chroma.embedders.is_empty() {
+            details.insert("embedding_models".into(), self.chroma.model_list());
         }
-        match self.api.count_collections().await {
+        match self.chroma.api.count_collections().await {
             Ok(count) => {
                 details.insert("collections_count".into(), count.into());
                 check.answered(HealthStatus::Healthy, "the server is healthy", details)
@@ -248,6 +266,7 @@ impl RagProvider for Chroma {
         metadata: Metadata,
     ) -> Result<Metadata, ProviderError> {
         Ok(self
+            .chroma
             .api
             .create_collection(name, &metadata)
             .await?
@@ -256,11 +275,11 @@ impl RagProvider for Chroma {
     }
 
     async fn collections(&self) -> Result<Vec<Collection>, ProviderError> {
-        let records = self.api.collections().await?;
+        let records = self.chroma.api.collections().await?;
         // A loop, not a closure, which the compiler does not find general enough for this trait.
         let mut counts = Vec::with_capacity(records.len());
         for record in records {
-            counts.push(self.counted(record));
+            counts.push(self.chroma.counted(record));
         }
         let mut collections: Vec<Collection> = futures::stream::iter(counts)
             .buffer_unordered(COUNTS_AT_ONCE)
@@ -272,8 +291,8 @@ impl RagProvider for Chroma {
     }
 
     async fn collection(&self, name: &CollectionName) -> Result<Collection, ProviderError> {
-        let record = self.api.collection(name).await?;
-        let count = self.api.count(&record).await?;
+        let record = self.chroma.api.collection(name).await?;
+        let count = self.chroma.api.count(&record).await?;
         Ok(Collection {
             count,
             ..record.described
@@ -286,11 +305,12 @@ impl RagProvider for Chroma {
         metadata: Metadata,
         update: MetadataUpdate,
     ) -> Result<Metadata, ProviderError> {
-        self.change_metadata(name, metadata, update).await
+        let _turn = self.metadata_turns.take(name).await;
+        self.chroma.change_metadata(name, metadata, update).await
     }
 
     async fn delete_collection(&self, name: &CollectionName) -> Result<(), ProviderError> {
-        self.api.delete_collection(name).await
+        self.chroma.api.delete_collection(name).await
     }
 
     async fn add_documents(
@@ -298,7 +318,18 @@ impl RagProvider for Chroma {
         name: &CollectionName,
         documents: Vec<NewDocument>,
     ) -> Result<Added, ProviderError> {
-        self.add(name, documents).await
+        // Embedding may take long, and changes nothing yet.
+        let Prepared {
+            record,
+            rows,
+            truncated,
+        } = self.chroma.prepare(name, documents).await?;
+        let _turn = self.document_turns.take(name).await;
+        self.chroma.store(&record, &rows, None).await?;
+        Ok(Added {
+            ids: rows.into_iter().map(|row| row.document.id).collect(),
+            truncated,
+        })
     }
 
     async fn documents(
@@ -307,7 +338,7 @@ impl RagProvider for Chroma {
         filter: &Filter,
         page: Page,
     ) -> Result<DocumentPage, ProviderError> {
-        self.page(name, filter, page).await
+        self.chroma.page(name, filter, page).await
     }
 
     async fn delete_documents(
@@ -315,16 +346,18 @@ impl RagProvider for Chroma {
         name: &CollectionName,
         selection: Selection,
     ) -> Result<u64, ProviderError> {
-        self.delete(name, selection).await
+        let _turn = self.document_turns.take(name).await;
+        self.chroma.delete(name, selection).await
     }
 
     async fn empty(&self, name: &CollectionName) -> Result<u64, ProviderError> {
-        let record = self.api.collection(name).await?;
-        self.api.delete_all(&record).await
+        let _turn = self.document_turns.take(name).await;
+        let record = self.chroma.api.collection(name).await?;
+        self.chroma.api.delete_all(&record).await
     }
 
     async fn metadata_values(&self, name: &CollectionName, field: &str) -> Result<Vec<Value>, ProviderError> {
-        self.values(name, field).await
+        self.chroma.values(name, field).await
     }
 
     async fn search(
@@ -332,10 +365,14 @@ impl RagProvider for Chroma {
         name: &CollectionName,
         query: ProviderQuery,
     ) -> Result<ProviderAnswer, ProviderError> {
-        self.find(name, query).await
+        self.chroma.find(name, query).await
     }
 
     async fn rerank(&self, _: &str, documents: Vec<Metadata>, _: Option<usize>) -> Reranked {
-        rerank::unchanged(self.api.service(), documents, "ChromaDB has no cross-encoder")
+        rerank::unchanged(
+            self.chroma.api.service(),
+            documents,
+            "ChromaDB has no cross-encoder",
+        )
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use ragstone_core::collection::shorten;
 use ragstone_core::filter::Scalar;
 use ragstone_core::provider::ProviderError;
 use ragstone_core::store::{DocumentPage, Page};
@@ -16,6 +17,14 @@ use super::narrow::{Narrowed, narrow};
 /// Metadata is read in pages of this many documents, texts in smaller ones.
 const METADATA_PAGE: usize = 5000;
 pub(super) const TEXT_PAGE: usize = 1000;
+
+/// Documents in a row.
+#[derive(Default)]
+struct Run {
+    documents: Vec<Document>,
+    /// How many were read, those that cannot be used included.
+    read: usize,
+}
 
 impl Chroma {
     pub(super) async fn page(
@@ -34,9 +43,9 @@ impl Chroma {
                     total: counted,
                 });
             }
-            let documents = self.run_of_documents(&record, page).await?;
+            let Run { documents, read } = self.run_of_documents(&record, page).await?;
             // A page that reaches the end knows the total itself, of the state it was read from.
-            let read = documents.len() as u64;
+            let read = read as u64;
             let total = if read < page.limit as u64 && (read > 0 || page.offset == 0) {
                 page.offset + read
             } else {
@@ -57,31 +66,28 @@ impl Chroma {
         Ok(DocumentPage { documents, total })
     }
 
-    async fn run_of_documents(
-        &self,
-        record: &CollectionRecord,
-        page: Page,
-    ) -> Result<Vec<Document>, ProviderError> {
-        let mut documents = Vec::new();
-        while documents.len() < page.limit {
-            let limit = (page.limit - documents.len()).min(TEXT_PAGE);
+    async fn run_of_documents(&self, record: &CollectionRecord, page: Page) -> Result<Run, ProviderError> {
+        let mut run = Run::default();
+        while run.read < page.limit {
+            let limit = (page.limit - run.read).min(TEXT_PAGE);
             let records = self
                 .api
                 .get(
                     record,
                     &json!({
                         "include": ["documents", "metadatas"],
-                        "limit": limit, "offset": page.offset + documents.len() as u64,
+                        "limit": limit, "offset": page.offset + run.read as u64,
                     }),
                 )
                 .await?;
             let got = records.ids.len();
-            documents.extend(self.read_documents(records)?);
+            run.documents.extend(self.read_documents(records));
+            run.read += got;
             if got < limit {
                 break;
             }
         }
-        Ok(documents)
+        Ok(run)
     }
 
     /// The documents of these ids, in their order; one that is gone by now is left out.
@@ -94,7 +100,7 @@ impl Chroma {
         for ids in ids.chunks(TEXT_PAGE) {
             let request = json!({"ids": ids, "include": ["documents", "metadatas"]});
             let records = self.api.get(record, &request).await?;
-            for document in self.read_documents(records)? {
+            for document in self.read_documents(records) {
                 found.insert(document.id.as_str().to_owned(), document);
             }
         }
@@ -113,13 +119,12 @@ impl Chroma {
                 limit: TEXT_PAGE,
                 offset,
             };
-            let documents = self.run_of_documents(record, page).await?;
-            let got = documents.len();
+            let Run { documents, read } = self.run_of_documents(record, page).await?;
             documents.into_iter().for_each(&mut visit);
-            if got < TEXT_PAGE {
+            if read < TEXT_PAGE {
                 return Ok(());
             }
-            offset += got as u64;
+            offset += read as u64;
         }
     }
 
@@ -157,8 +162,10 @@ impl Chroma {
             let got = records.ids.len();
             let metadatas = records.metadatas.unwrap_or_else(|| vec![None; got]);
             for (id, stored) in records.ids.into_iter().zip(metadatas) {
-                let metadata = codec::decode(stored).map_err(|e| self.api.bad_answer(e))?;
-                visit(id, metadata);
+                match codec::decode(stored) {
+                    Ok(metadata) => visit(id, metadata),
+                    Err(reason) => self.leave_out(&id, &reason),
+                }
             }
             if got < METADATA_PAGE {
                 return Ok(());
@@ -185,7 +192,8 @@ impl Chroma {
         Ok(values.iter().map(Scalar::to_json).collect())
     }
 
-    fn read_documents(&self, records: Records) -> Result<Vec<Document>, ProviderError> {
+    /// Those that can be used.
+    fn read_documents(&self, records: Records) -> Vec<Document> {
         let count = records.ids.len();
         let texts = records.documents.unwrap_or_else(|| vec![None; count]);
         let metadatas = records.metadatas.unwrap_or_else(|| vec![None; count]);
@@ -194,20 +202,52 @@ impl Chroma {
             .into_iter()
             .zip(texts)
             .zip(metadatas)
-            .map(|((id, text), metadata)| self.read_document(id, text, metadata))
+            .filter_map(|((id, text), metadata)| self.usable_document(id, text, metadata))
             .collect()
     }
 
+    /// Other clients may write what no document of ours can be. One of those is no reason to show none
+    /// of the others.
+    pub(super) fn usable_document(
+        &self,
+        id: String,
+        text: Option<String>,
+        metadata: Option<Metadata>,
+    ) -> Option<Document> {
+        match read(id.clone(), text, metadata) {
+            Ok(document) => Some(document),
+            Err(reason) => {
+                self.leave_out(&id, &reason);
+                None
+            }
+        }
+    }
+
+    fn leave_out(&self, id: &str, reason: &str) {
+        tracing::warn!(
+            service = self.api.service(),
+            id = shorten(id),
+            reason,
+            "a document is left out"
+        );
+    }
+
+    /// For those who must not miss any.
     pub(super) fn read_document(
         &self,
         id: String,
         text: Option<String>,
         metadata: Option<Metadata>,
     ) -> Result<Document, ProviderError> {
-        Ok(Document {
-            id: DocumentId::parse(id).map_err(|e| self.api.bad_answer(e.to_string()))?,
-            text: text.unwrap_or_default(),
-            metadata: codec::decode(metadata).map_err(|e| self.api.bad_answer(e))?,
-        })
+        read(id, text, metadata).map_err(|reason| self.api.bad_answer(reason))
     }
+}
+
+/// An error is the reason why it is no document.
+fn read(id: String, text: Option<String>, metadata: Option<Metadata>) -> Result<Document, String> {
+    Ok(Document {
+        id: DocumentId::parse(id).map_err(|e| e.to_string())?,
+        text: text.unwrap_or_default(),
+        metadata: codec::decode(metadata)?,
+    })
 }

@@ -13,7 +13,7 @@ use ragstone_core::{CollectionName, Document, DocumentId, Filter, Metadata};
 use serde_json::{Value, json};
 
 use super::Chroma;
-use super::api::{CollectionRecord, Ranked, Records};
+use super::api::{COSINE, CollectionRecord, Ranked, Records};
 use super::narrow::{Narrowed, narrow};
 use super::write::check_width;
 
@@ -26,6 +26,13 @@ const VECTORS_PER_PAGE: usize = 500;
 pub(super) struct Found {
     pub(super) document: Document,
     pub(super) distance: f32,
+}
+
+/// What one query brought.
+struct Ranking {
+    found: Vec<Found>,
+    /// How many Chroma gave, those that cannot be used included.
+    given: usize,
 }
 
 impl Chroma {
@@ -171,9 +178,9 @@ impl Chroma {
             top_k * 2 + 10
         };
         request["n_results"] = asked.into();
-        let candidates = once_more(|| self.ranked(record, &request)).await?;
-        let exhausted = candidates.len() < asked;
-        let mut found: Vec<Found> = candidates
+        let Ranking { found, given } = once_more(|| self.ranked(record, &request)).await?;
+        let exhausted = given < asked;
+        let mut found: Vec<Found> = found
             .into_iter()
             .filter(|candidate| filter.matches(&candidate.document.metadata))
             .collect();
@@ -235,7 +242,7 @@ impl Chroma {
                 "query_embeddings": [vector], "ids": ids, "n_results": top_k,
                 "include": ["documents", "metadatas", "distances"],
             });
-            found.extend(self.ranked(record, &request).await?);
+            found.extend(self.ranked(record, &request).await?.found);
         }
         found.sort_by(|a, b| a.distance.total_cmp(&b.distance));
         self.completed(record, vector, ids, found, top_k).await
@@ -283,25 +290,23 @@ impl Chroma {
         if vectors.len() != count {
             return Err(self.api.bad_answer("documents without vectors"));
         }
-        records
-            .ids
-            .into_iter()
-            .zip(texts)
-            .zip(metadatas.into_iter().zip(vectors))
-            .map(|((id, text), (metadata, vector))| {
-                let mut vector = vector.ok_or_else(|| self.api.bad_answer("a document without a vector"))?;
-                normalise(&mut vector);
-                let cosine: f32 = query.iter().zip(&vector).map(|(a, b)| a * b).sum();
-                let document = self.read_document(id, text, metadata)?;
-                Ok(Found {
+        let mut found = Vec::with_capacity(count);
+        let rows = records.ids.into_iter().zip(texts);
+        for ((id, text), (metadata, vector)) in rows.zip(metadatas.into_iter().zip(vectors)) {
+            let mut vector = vector.ok_or_else(|| self.api.bad_answer("a document without a vector"))?;
+            normalise(&mut vector);
+            let cosine: f32 = query.iter().zip(&vector).map(|(a, b)| a * b).sum();
+            if let Some(document) = self.usable_document(id, text, metadata) {
+                found.push(Found {
                     document,
                     distance: (1.0 - cosine).clamp(0.0, 2.0),
-                })
-            })
-            .collect()
+                });
+            }
+        }
+        Ok(found)
     }
 
-    async fn ranked(&self, record: &CollectionRecord, request: &Value) -> Result<Vec<Found>, ProviderError> {
+    async fn ranked(&self, record: &CollectionRecord, request: &Value) -> Result<Ranking, ProviderError> {
         let Ranked {
             ids,
             metadatas,
@@ -319,25 +324,21 @@ impl Chroma {
         }
         let is_bare = |n: &usize| texts[*n].is_none() && metadatas[*n].is_none();
         let bare: Vec<String> = (0..count).filter(is_bare).map(|n| ids[n].clone()).collect();
-        let mut found = ids
-            .into_iter()
-            .zip(texts)
-            .zip(metadatas)
-            .zip(distances)
-            .map(|(((id, text), metadata), distance)| {
-                // Rounding may take a distance just below zero.
-                let distance = distance
-                    .filter(|d| d.is_finite())
-                    .ok_or_else(|| self.api.bad_answer("a hit without a distance"))?
-                    .clamp(0.0, 2.0);
-                let document = self.read_document(id, text, metadata)?;
-                Ok(Found { document, distance })
-            })
-            .collect::<Result<Vec<_>, ProviderError>>()?;
+        let mut found = Vec::with_capacity(count);
+        for (((id, text), metadata), distance) in ids.into_iter().zip(texts).zip(metadatas).zip(distances) {
+            // Rounding may take a distance just below zero.
+            let distance = distance
+                .filter(|d| d.is_finite())
+                .ok_or_else(|| self.api.bad_answer("a hit without a distance"))?
+                .clamp(0.0, 2.0);
+            if let Some(document) = self.usable_document(id, text, metadata) {
+                found.push(Found { document, distance });
+            }
+        }
         if !bare.is_empty() {
             self.look_again(record, &bare, &mut found).await?;
         }
-        Ok(found)
+        Ok(Ranking { found, given: count })
     }
 
     /// Hits without text and metadata are documents that other clients left so, or, much more often, such
@@ -411,7 +412,7 @@ pub(super) fn lost_a_race(error: &ProviderError) -> bool {
 }
 
 pub(super) fn check_space(record: &CollectionRecord) -> Result<(), ProviderError> {
-    if record.space == "cosine" {
+    if record.space == COSINE {
         return Ok(());
     }
     Err(ProviderError::Unsupported(format!(

@@ -5,16 +5,17 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use ragstone_core::document::{Added, NewDocument};
+use ragstone_core::document::NewDocument;
 use ragstone_core::error::InvalidInput;
 use ragstone_core::model::{EmbedInput, Role};
 use ragstone_core::provider::ProviderError;
 use ragstone_core::store::{Selection, StoreError};
+use ragstone_core::vector::normalise;
 use ragstone_core::{CollectionName, Document, DocumentId, Filter, Metadata};
 use serde_json::{Value, json};
 
 use super::Chroma;
-use super::api::CollectionRecord;
+use super::api::{COSINE, CollectionRecord};
 use super::codec;
 
 /// Chroma refuses bodies of more than 40 MB; a batch stays well below that.
@@ -31,12 +32,21 @@ pub(super) struct Row {
     pub(super) kept: Metadata,
 }
 
+/// Documents that can be stored as they are.
+pub(super) struct Prepared {
+    pub(super) record: CollectionRecord,
+    pub(super) rows: Vec<Row>,
+    /// Those that the model read only the beginning of.
+    pub(super) truncated: Vec<DocumentId>,
+}
+
 impl Chroma {
-    pub(super) async fn add(
+    /// Everything about an add that writes nothing.
+    pub(super) async fn prepare(
         &self,
         name: &CollectionName,
         documents: Vec<NewDocument>,
-    ) -> Result<Added, ProviderError> {
+    ) -> Result<Prepared, ProviderError> {
         if documents.is_empty() {
             return Err(InvalidInput::new("Documents array is required").into());
         }
@@ -45,21 +55,29 @@ impl Chroma {
             .into_iter()
             .map(|new| (new.document, new.embedding))
             .unzip();
-        let (vectors, truncated) = match given.iter().filter(|vector| vector.is_some()).count() {
-            0 => self.embed(&record, &documents).await?,
-            some if some == documents.len() => (given.into_iter().flatten().collect(), Vec::new()),
-            _ => {
-                return Err(InvalidInput::new(
-                    "All documents must include pre-computed embeddings, or none of them",
-                )
+        let with_vector = given.iter().filter(|vector| vector.is_some()).count();
+        let (mut vectors, truncated) = if with_vector == 0 {
+            self.embed(&record, &documents).await?
+        } else {
+            let total = documents.len();
+            if let Some(index) = given.iter().position(Option::is_none) {
+                return Err(InvalidInput::new(format!(
+                    "All documents must include pre-computed embeddings, or none of them: {with_vector} of {total} \
+                     have one, the document at index {index} has not"
+                ))
                 .into());
             }
+            (given.into_iter().flatten().collect(), Vec::new())
         };
-        let width = record.described.dimensions.unwrap_or(vectors[0].len());
-        for vector in &vectors {
-            check_width(name, width, vector.len())?;
+        check_widths(&record, &vectors)?;
+        if record.space == COSINE {
+            // Chroma loses the direction of very large and very small numbers. Where other distances
+            // count, the length is part of what is kept.
+            for vector in &mut vectors {
+                normalise(vector);
+            }
         }
-        let rows: Vec<Row> = documents
+        let rows = documents
             .into_iter()
             .zip(vectors)
             .map(|(document, vector)| Row {
@@ -68,9 +86,9 @@ impl Chroma {
                 kept: Metadata::new(),
             })
             .collect();
-        self.store(&record, &rows, None).await?;
-        Ok(Added {
-            ids: rows.into_iter().map(|row| row.document.id).collect(),
+        Ok(Prepared {
+            record,
+            rows,
             truncated,
         })
     }
@@ -229,6 +247,30 @@ pub(super) fn check_width(
         actual,
     };
     Err(InvalidInput::new(mismatch.to_string()).into())
+}
+
+/// That all vectors are as wide as those that are there, or else as the first.
+fn check_widths(record: &CollectionRecord, vectors: &[Vec<f32>]) -> Result<(), ProviderError> {
+    let stored = record.described.dimensions;
+    let Some(width) = stored.or_else(|| vectors.first().map(Vec::len)) else {
+        return Ok(());
+    };
+    let Some((index, other)) = vectors
+        .iter()
+        .enumerate()
+        .find(|(_, vector)| vector.len() != width)
+    else {
+        return Ok(());
+    };
+    let whose = match stored {
+        Some(_) => format!("collection '{}' has", record.described.name),
+        None => "the documents before it have".to_owned(),
+    };
+    Err(InvalidInput::new(format!(
+        "Embedding dimension mismatch: the document at index {index} has {} dimensions, {whose} {width}",
+        other.len()
+    ))
+    .into())
 }
 
 /// Chroma merges the metadata of a document that is there already. To replace it, the keys that are

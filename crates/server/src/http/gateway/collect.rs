@@ -18,7 +18,7 @@ use super::super::query::{ExpandBody, MAX_COLLECTIONS, check_top_k};
 use super::super::state::AppState;
 use super::named;
 
-const DEFAULT_TOP_K: i64 = 5;
+const DEFAULT_TOP_K: usize = 5;
 
 #[derive(Deserialize, ToSchema)]
 #[schema(example = json!({
@@ -36,7 +36,7 @@ pub(crate) struct CollectBody {
     conversation_id: Option<String>,
     #[serde(deserialize_with = "objects")]
     collections: Vec<CollectionChoice>,
-    /// How many results of all collections together; 5 unless given.
+    /// How many results of all collections together; 5 unless given, or fewer where the server allows no more.
     top_k: Option<i64>,
     /// `dense`, `keyword` or `hybrid`, for services that have it. Unless given: `dense`, and in a
     /// conversation `hybrid` for services that rank by words.
@@ -165,7 +165,7 @@ pub(crate) async fn collect(
     if body.user_message.trim().is_empty() {
         return Err(ApiError::bad_request("'user_message' must not be empty"));
     }
-    let top_k = check_top_k(body.top_k.unwrap_or(DEFAULT_TOP_K), &state.limits)?;
+    let top_k = check_top_k(body.top_k, DEFAULT_TOP_K, &state.limits)?;
     let mode = match &body.mode {
         Some(name) => ModeChoice::Given(Mode::parse(name)?),
         None if body.conversation_id.is_some() => ModeChoice::Best,

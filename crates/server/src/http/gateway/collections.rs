@@ -56,7 +56,7 @@ impl ServiceState {
             name: asked.service.name.clone(),
             provider: asked.service.provider.clone(),
             status: asked.status(),
-            error: asked.collections.as_ref().err().map(ProviderError::to_string),
+            error: asked.collections.as_ref().err().map(ProviderError::public),
         }
     }
 }
