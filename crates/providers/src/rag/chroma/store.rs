@@ -8,7 +8,6 @@
 mod keyword;
 mod remembered;
 mod search;
-mod turns;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,13 +24,13 @@ use ragstone_core::vector::normalise;
 use ragstone_core::{Collection, CollectionName, Document, DocumentId, Filter, Metadata};
 use secrecy::SecretString;
 use serde_json::{Value, json};
-use tokio::sync::OwnedMutexGuard;
+use tokio::sync::MutexGuard;
 
 use self::remembered::Remembered;
-use self::turns::Turns;
 use super::api::{ChromaApi, CollectionRecord, Tenancy};
 use super::naming::Naming;
 use super::read::TEXT_PAGE;
+use super::turns::Turns;
 use super::write::Row;
 use super::{Chroma, codec, default_database, default_tenant};
 use crate::error::ConfigError;
@@ -119,7 +118,7 @@ impl ChromaStore {
                 api: ChromaApi::new(ServiceClient::new(settings)?, &tenancy, Naming::Wrapped),
                 embedders: Arc::default(),
             },
-            turns: Turns::default(),
+            turns: Turns::new(),
             remembered: Remembered::default(),
         })
     }
@@ -128,10 +127,12 @@ impl ChromaStore {
         &self.chroma.api
     }
 
-    /// Until this is dropped, no other call of this process writes to the collection.
-    async fn turn(&self, name: &CollectionName) -> Result<OwnedMutexGuard<()>, StoreError> {
-        let turn = self.turns.take(name, DEADLINE).await;
-        turn.ok_or_else(|| does_not_answer(SOON))
+    /// Until this is dropped, no other call of this process writes to the collection. Whoever has the turn
+    /// may wait for a server that hangs, so it is not waited for longer than for the server itself.
+    async fn turn(&self, name: &CollectionName) -> Result<MutexGuard<'_, ()>, StoreError> {
+        tokio::time::timeout(DEADLINE, self.turns.take(name))
+            .await
+            .map_err(|_| does_not_answer(SOON))
     }
 
     /// With its count.

@@ -29,3 +29,21 @@ impl Turns {
         self.places[place as usize].lock().await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn writers_of_one_collection_wait_for_each_other() {
+        let docs = CollectionName::parse("docs").unwrap();
+        let turns = Turns::new();
+        let first = turns.take(&docs).await;
+        let patience = Duration::from_secs(20);
+        assert!(tokio::time::timeout(patience, turns.take(&docs)).await.is_err());
+        drop(first);
+        assert!(tokio::time::timeout(patience, turns.take(&docs)).await.is_ok());
+    }
+}
