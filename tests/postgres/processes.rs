@@ -72,7 +72,8 @@ async fn a_job_is_finished_by_the_other_when_one_is_killed_in_the_middle() {
     one.post("/collections", json!({"name": "c", "embedding_model": "small"}))
         .await
         .ok();
-    let rows: String = (0..3000)
+    // Enough to outlast the start of a server on a busy machine.
+    let rows: String = (0..12_000)
         .map(|n| format!("{{\"id\":\"r{n}\",\"text\":\"row number {n}\"}}\n"))
         .collect();
     let body =
@@ -96,7 +97,7 @@ async fn a_job_is_finished_by_the_other_when_one_is_killed_in_the_middle() {
         (&json!("done"), &json!(0)),
         "{ended}"
     );
-    assert_eq!(total(&other).await, 3001);
+    assert_eq!(total(&other).await, 12_001);
 }
 
 #[tokio::test]
