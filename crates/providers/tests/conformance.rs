@@ -6,6 +6,7 @@
 mod common;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::chroma::ChromaServer;
 use common::{MODEL, connect, embedders, service, try_connect};
@@ -56,6 +57,7 @@ async fn chromadb_conforms() {
     odd_items_of_other_clients_are_left_out(&server, &*provider).await;
     numbers_that_other_clients_change_are_seen(&server, &*provider).await;
     vectors_keep_their_length_where_it_counts(&server, &*provider).await;
+    a_collection_is_searched_while_it_gets_its_first_documents(&*provider).await;
     a_missing_database_is_a_degraded_service(&server).await;
     a_missing_database_is_the_services_fault(&server).await;
 }
@@ -77,6 +79,38 @@ async fn more_documents_than_one_batch_takes(provider: &dyn RagProvider) {
     assert_eq!((ids.as_slice(), page.total), (&["d5994", "d5996"][..], 2000));
     assert_eq!(provider.empty(&name).await.unwrap(), 6000);
     provider.delete_collection(&name).await.unwrap();
+}
+
+/// ChromaDB knows the width of a collection before it has its first documents, and fails meanwhile.
+async fn a_collection_is_searched_while_it_gets_its_first_documents(provider: &dyn RagProvider) {
+    for round in 0..4 {
+        let name = name(&format!("first{round}"));
+        provider.create_collection(&name, Metadata::new()).await.unwrap();
+        let done = AtomicBool::new(false);
+        let write = async {
+            let added = provider
+                .add_documents(&name, documents(2000, |i| json!({"n": i})))
+                .await;
+            done.store(true, Ordering::Relaxed);
+            added.unwrap();
+        };
+        let search = async {
+            let mut answers = 0;
+            while !done.load(Ordering::Relaxed) {
+                let query = ProviderQuery {
+                    vector: Some(vec![1.0, 2.0, 3.0, 4.0]),
+                    top_k: 5,
+                    ..ProviderQuery::default()
+                };
+                let outcome = provider.search(&name, query).await;
+                outcome.unwrap_or_else(|error| panic!("after {answers} answers: {error:?}"));
+                answers += 1;
+            }
+            assert!(answers > 0);
+        };
+        tokio::join!(write, search);
+        provider.delete_collection(&name).await.unwrap();
+    }
 }
 
 async fn raw(server: &ChromaServer, path: &str, body: Value) -> Value {

@@ -1,6 +1,7 @@
 //! Searching by vector, under any filter.
 
 use std::collections::{HashMap, HashSet};
+use std::time::Duration;
 
 use ragstone_core::document::check_vector;
 use ragstone_core::error::InvalidInput;
@@ -22,6 +23,8 @@ const IDS_PER_QUERY: usize = 10_000;
 /// Up to so many documents that Chroma did not come across are looked at here, so many in a request.
 const OVERLOOKED_AT_MOST: usize = 5_000;
 const VECTORS_PER_PAGE: usize = 500;
+/// How many milliseconds a search that lost a race with a writer waits before it is tried again.
+const PAUSES: [u64; 5] = [0, 10, 30, 100, 300];
 
 pub(super) struct Found {
     pub(super) document: Document,
@@ -59,15 +62,9 @@ impl Chroma {
         };
         check_width(name, width, vector.len())?;
         check_space(&record)?;
-        let mut found = self
-            .best_of(
-                &record,
-                &vector,
-                &query.filter,
-                query.among.as_deref(),
-                query.top_k,
-            )
-            .await?;
+        let (filter, among) = (&query.filter, query.among.as_deref());
+        let best = || self.best_of(&record, &vector, filter, among, query.top_k);
+        let mut found = self.despite_races(&record, best).await?;
         if let Some(limit) = query.max_distance.filter(|limit| *limit > 0.0) {
             found.retain(|hit| hit.distance <= limit);
         }
@@ -91,6 +88,33 @@ impl Chroma {
             });
         }
         Ok(answer(hits, options.warnings))
+    }
+
+    /// Asks until no writer comes in between. Chroma finds ids first and what belongs to them later, and
+    /// fails where one is deleted meanwhile; the next time it is not among them. While the first documents
+    /// of a collection are on their way, and for good where their writer died, it has nothing to search in
+    /// and fails, too.
+    pub(super) async fn despite_races<T, Answer>(
+        &self,
+        record: &CollectionRecord,
+        ask: impl Fn() -> Answer,
+    ) -> Result<T, ProviderError>
+    where
+        T: Default,
+        Answer: Future<Output = Result<T, ProviderError>>,
+    {
+        for pause in PAUSES {
+            match ask().await {
+                Err(error) if lost_a_race(&error) => {
+                    if self.api.count(record).await? == 0 {
+                        return Ok(T::default());
+                    }
+                    tokio::time::sleep(Duration::from_millis(pause)).await;
+                }
+                outcome => return outcome,
+            }
+        }
+        ask().await
     }
 
     async fn query_vector(
@@ -134,8 +158,7 @@ impl Chroma {
             return self.best(record, vector, filter, top_k).await;
         };
         let ids: Vec<String> = ids.iter().map(|id| id.as_str().to_owned()).collect();
-        let matching = || self.best_matching(record, vector, filter, &ids, top_k);
-        let mut found = once_more(matching).await?;
+        let mut found = self.best_matching(record, vector, filter, &ids, top_k).await?;
         found.truncate(top_k);
         Ok(found)
     }
@@ -178,14 +201,15 @@ impl Chroma {
             top_k * 2 + 10
         };
         request["n_results"] = asked.into();
-        let Ranking { found, given } = once_more(|| self.ranked(record, &request)).await?;
+        let Ranking { found, given } = self.ranked(record, &request).await?;
         let exhausted = given < asked;
         let mut found: Vec<Found> = found
             .into_iter()
             .filter(|candidate| filter.matches(&candidate.document.metadata))
             .collect();
         if found.len() < top_k && !exhausted {
-            found = once_more(|| self.best_by_id(record, vector, filter, top_k)).await?;
+            let ids = self.matching_ids(record, filter).await?;
+            found = self.best_among(record, vector, &ids, top_k).await?;
         } else if found.len() < top_k && !self.are_all(record, &found).await? {
             let ids = self.matching_ids(record, filter).await?;
             found = self.completed(record, vector, &ids, found, top_k).await?;
@@ -199,17 +223,6 @@ impl Chroma {
         Ok(self.api.count(record).await? <= found.len() as u64)
     }
 
-    async fn best_by_id(
-        &self,
-        record: &CollectionRecord,
-        vector: &[f32],
-        filter: &Filter,
-        top_k: usize,
-    ) -> Result<Vec<Found>, ProviderError> {
-        let ids = self.matching_ids(record, filter).await?;
-        self.best_among(record, vector, &ids, top_k).await
-    }
-
     /// The best of these ids, most likely all of them there.
     pub(super) async fn best_there(
         &self,
@@ -221,8 +234,7 @@ impl Chroma {
         match self.best_among(record, vector, ids, top_k).await {
             Err(error) if lost_a_race(&error) => {
                 let any = Filter::default();
-                let matching = || self.best_matching(record, vector, &any, ids, top_k);
-                once_more(matching).await
+                self.best_matching(record, vector, &any, ids, top_k).await
             }
             outcome => outcome,
         }
@@ -395,19 +407,7 @@ impl Chroma {
     }
 }
 
-/// Chroma finds the ids first and what belongs to them later, and fails where one is deleted in between;
-/// the next time it is not among them.
-async fn once_more<T, Answer>(ask: impl Fn() -> Answer) -> Result<T, ProviderError>
-where
-    Answer: Future<Output = Result<T, ProviderError>>,
-{
-    match ask().await {
-        Err(error) if lost_a_race(&error) => ask().await,
-        outcome => outcome,
-    }
-}
-
-pub(super) fn lost_a_race(error: &ProviderError) -> bool {
+fn lost_a_race(error: &ProviderError) -> bool {
     matches!(error, ProviderError::Call(error) if error.status() == Some(500))
 }
 

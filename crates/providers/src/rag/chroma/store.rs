@@ -132,7 +132,13 @@ impl ChromaStore {
     async fn turn(&self, name: &CollectionName) -> Result<MutexGuard<'_, ()>, StoreError> {
         tokio::time::timeout(DEADLINE, self.turns.take(name))
             .await
-            .map_err(|_| does_not_answer(SOON))
+            .map_err(|_| StoreError::Unavailable {
+                message: format!(
+                    "Another write to collection '{name}' has been under way for {} s; try again soon",
+                    DEADLINE.as_secs()
+                ),
+                retry_after: SOON,
+            })
     }
 
     /// With its count.

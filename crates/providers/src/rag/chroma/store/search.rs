@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ragstone_core::filter::{Filter, Scalar};
 use ragstone_core::fusion::{RankTrail, StageRank, fuse};
@@ -15,14 +15,12 @@ use ragstone_core::vector::normalise;
 use ragstone_core::{CollectionName, Document};
 
 use super::super::api::CollectionRecord;
-use super::super::search::{Found, check_space, lost_a_race};
+use super::super::search::{Found, check_space};
 use super::ChromaStore;
 
 /// How much deeper than the answer each ranking goes before the two are fused.
 const FUSION_DEPTH: usize = 4;
 const FUSION_AT_LEAST: usize = 100;
-/// How many milliseconds a search that lost a race with a writer waits before it is tried again.
-const PAUSES: [u64; 4] = [10, 30, 100, 300];
 const SECTION_PAGE: usize = 1_000;
 const LARGEST_SECTION: usize = 10_000;
 
@@ -104,20 +102,8 @@ impl ChromaStore {
         if request.limit == 0 || !self.is_comparable(record, request.vector.as_deref()).await? {
             return Ok(Default::default());
         }
-        for pause in PAUSES {
-            match self.ranked_by(record, request).await {
-                // While its first documents are on their way, and for good where their writer died,
-                // ChromaDB has nothing to search in and fails.
-                Err(error) if lost_a_race(&error) => {
-                    if self.api().count(record).await? == 0 {
-                        return Ok(Default::default());
-                    }
-                    tokio::time::sleep(Duration::from_millis(pause)).await;
-                }
-                ranked => return ranked,
-            }
-        }
-        self.ranked_by(record, request).await
+        let ranked = || self.ranked_by(record, request);
+        self.chroma.despite_races(record, ranked).await
     }
 
     async fn ranked_by(
