@@ -1,7 +1,7 @@
 //! Ingestion that goes on after the request that started it, and after a restart.
 //!
-//! A job is a record with the documents it was given beside it, written in one transaction before
-//! it is acknowledged. A worker claims it with a lease, renews the lease while it works, and notes
+//! A job is a record with the documents it was given beside it in others, written in one transaction
+//! before it is acknowledged. A worker claims it with a lease, renews the lease while it works, and notes
 //! after every group of documents how far it is. When the worker dies, the lease runs out and
 //! another goes on after the last group noted; what was stored of the group it died in is found to be there.
 //! Jobs of one collection are done one after the other, in the order they came: otherwise what an
@@ -26,7 +26,7 @@ use tokio::sync::Notify;
 use crate::error::ServiceError;
 use crate::ingest::{Content, Earlier, IngestTarget, Ingestion, Kind, Progress, Report};
 
-use stored::{ItemRecord, JobRecord, KIND, Stored};
+use stored::{ItemRecord, Items, JobRecord, KIND, Stored};
 pub use stored::{Job, JobState};
 pub use worker::Worker;
 
@@ -100,13 +100,8 @@ impl Jobs {
         let now = now();
         // Version 7 ids grow with time, so the list of keys is the order of submission.
         let id = uuid::Uuid::now_v7().to_string();
-        let items = new
-            .items
-            .iter()
-            .map(|item| ItemRecord::new(item, stored::parts(&item.bytes)))
-            .collect();
-        let record = JobRecord::new(&new, items, now);
-        let mut changes = Vec::new();
+        let record = JobRecord::new(&new, now);
+        let mut changes = vec![Items::new(&id, &new.items).put()];
         for (index, item) in new.items.into_iter().enumerate() {
             changes.extend(stored::put_parts(&id, index, &item.bytes));
         }
@@ -210,12 +205,18 @@ impl Jobs {
             return Ok(false);
         };
         stored.version = version;
-        let parts = stored
-            .record
-            .delete_parts(&stored.id, 0..stored.record.items.len());
-        self.ingestion.records.apply(parts).await?;
+        self.drop_items(stored).await?;
         self.wake_next(&stored.record.collection).await?;
         Ok(true)
+    }
+
+    async fn items(&self, stored: &Stored) -> Result<Items, StoreError> {
+        Items::of(stored, &*self.ingestion.records).await
+    }
+
+    async fn drop_items(&self, stored: &Stored) -> Result<(), StoreError> {
+        let gone = self.items(stored).await?.delete();
+        self.ingestion.records.apply(gone).await.map(|_| ())
     }
 
     /// The job that comes first of those of a collection that are not finished.

@@ -2,13 +2,15 @@
 
 use std::ops::Range;
 
-use ragstone_core::records::{Expect, Millis, Record, RecordChange};
+use ragstone_core::records::{Expect, Millis, Record, RecordChange, Records};
+use ragstone_core::store::StoreError;
 use serde::{Deserialize, Serialize};
 
 use super::{NewItem, NewJob};
 use crate::ingest::{Earlier, Kind, Report};
 
 pub(super) const KIND: &str = "job";
+pub(super) const ITEMS_KIND: &str = "job-items";
 pub(super) const PART_KIND: &str = "job-part";
 /// How long a finished job can be asked for.
 pub(super) const KEPT_FOR: Millis = 7 * 24 * 60 * 60 * 1000;
@@ -64,7 +66,14 @@ pub(super) struct JobRecord {
     pub(super) created: Millis,
     pub(super) started: Option<Millis>,
     pub(super) finished: Option<Millis>,
-    pub(super) items: Vec<ItemRecord>,
+    #[serde(default)]
+    pub(super) item_count: u64,
+    #[serde(default)]
+    pub(super) bytes: u64,
+    /// Only in what older versions wrote: now they are a record of their own, because this one is
+    /// written again and again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    items: Vec<ItemRecord>,
     /// Items before this one are done with.
     pub(super) next: usize,
     pub(super) report: Report,
@@ -86,12 +95,12 @@ pub(super) struct ItemRecord {
 }
 
 impl ItemRecord {
-    pub(super) fn new(item: &NewItem, parts: usize) -> Self {
+    fn new(item: &NewItem) -> Self {
         Self {
             source: item.source.clone(),
             kind: item.kind,
             bytes: item.bytes.len() as u64,
-            parts,
+            parts: item.bytes.len().div_ceil(PART_BYTES),
             partial: item.partial.is_some(),
             earlier: item.partial.clone().unwrap_or_default(),
         }
@@ -118,7 +127,11 @@ pub(super) struct Stored {
 
 impl Stored {
     pub(super) fn read(record: &Record) -> Option<Self> {
-        let parsed = serde_json::from_slice(&record.value).ok()?;
+        let mut parsed: JobRecord = serde_json::from_slice(&record.value).ok()?;
+        if !parsed.items.is_empty() {
+            parsed.item_count = parsed.items.len() as u64;
+            parsed.bytes = parsed.items.iter().map(|item| item.bytes).sum();
+        }
         Some(Self {
             id: record.key.clone(),
             version: record.version,
@@ -128,7 +141,7 @@ impl Stored {
 }
 
 impl JobRecord {
-    pub(super) fn new(new: &NewJob, items: Vec<ItemRecord>, now: Millis) -> Self {
+    pub(super) fn new(new: &NewJob, now: Millis) -> Self {
         Self {
             collection: new.collection.to_string(),
             chunk_tokens: new.chunk_tokens,
@@ -136,7 +149,9 @@ impl JobRecord {
             created: now,
             started: None,
             finished: None,
-            items,
+            item_count: new.items.len() as u64,
+            bytes: new.items.iter().map(|item| item.bytes.len() as u64).sum(),
+            items: Vec::new(),
             next: 0,
             report: Report::default(),
             attempts: 0,
@@ -152,8 +167,8 @@ impl JobRecord {
             created: self.created,
             started: self.started,
             finished: self.finished,
-            items: self.items.len() as u64,
-            bytes: self.items.iter().map(|item| item.bytes).sum(),
+            items: self.item_count,
+            bytes: self.bytes,
             report: self.report.clone(),
             error: self.error.clone(),
         }
@@ -169,31 +184,76 @@ impl JobRecord {
             expect,
         }
     }
+}
 
-    pub(super) fn delete_parts(&self, id: &str, items: Range<usize>) -> Vec<RecordChange> {
+/// What a job was given, which does not change.
+#[derive(Debug)]
+pub(super) struct Items {
+    job: String,
+    pub(super) list: Vec<ItemRecord>,
+}
+
+impl Items {
+    pub(super) fn new(job: &str, items: &[NewItem]) -> Self {
+        Self {
+            job: job.to_owned(),
+            list: items.iter().map(ItemRecord::new).collect(),
+        }
+    }
+
+    /// Those of a job; none once it is finished.
+    pub(super) async fn of(stored: &Stored, records: &dyn Records) -> Result<Self, StoreError> {
+        let mut list = stored.record.items.clone();
+        if list.is_empty() {
+            let found = records.get(ITEMS_KIND, std::slice::from_ref(&stored.id)).await?;
+            let read = found.first().map(|record| serde_json::from_slice(&record.value));
+            list = read.and_then(Result::ok).unwrap_or_default();
+        }
+        let job = stored.id.clone();
+        Ok(Self { job, list })
+    }
+
+    pub(super) fn put(&self) -> RecordChange {
+        RecordChange::Put {
+            kind: ITEMS_KIND.to_owned(),
+            key: self.job.clone(),
+            group: String::new(),
+            value: serde_json::to_vec(&self.list).unwrap_or_default(),
+            due: None,
+            expect: Expect::Absent,
+        }
+    }
+
+    pub(super) fn delete(&self) -> Vec<RecordChange> {
+        let mut changes = self.delete_parts(0..self.list.len());
+        changes.push(delete(ITEMS_KIND, self.job.clone()));
+        changes
+    }
+
+    pub(super) fn delete_parts(&self, items: Range<usize>) -> Vec<RecordChange> {
         items
-            .flat_map(|index| self.part_keys(id, index))
-            .map(|key| RecordChange::Delete {
-                kind: PART_KIND.to_owned(),
-                key,
-                expect: Expect::Anything,
-            })
+            .flat_map(|index| self.part_keys(index))
+            .map(|key| delete(PART_KIND, key))
             .collect()
     }
 
     /// In the order of the bytes.
-    pub(super) fn part_keys(&self, id: &str, index: usize) -> Vec<String> {
-        let parts = self.items.get(index).map_or(0, |item| item.parts);
-        (0..parts).map(|part| part_key(id, index, part)).collect()
+    pub(super) fn part_keys(&self, index: usize) -> Vec<String> {
+        let parts = self.list.get(index).map_or(0, |item| item.parts);
+        (0..parts).map(|part| part_key(&self.job, index, part)).collect()
+    }
+}
+
+fn delete(kind: &str, key: String) -> RecordChange {
+    RecordChange::Delete {
+        kind: kind.to_owned(),
+        key,
+        expect: Expect::Anything,
     }
 }
 
 fn part_key(id: &str, item: usize, part: usize) -> String {
     format!("{id}/{item:06}/{part:06}")
-}
-
-pub(super) fn parts(bytes: &[u8]) -> usize {
-    bytes.len().div_ceil(PART_BYTES)
 }
 
 pub(super) fn put_parts(id: &str, item: usize, bytes: &[u8]) -> Vec<RecordChange> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use ragstone_core::filter::Filter;
 use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, ModelInfo, Role};
-use ragstone_core::records::Records;
+use ragstone_core::records::{RecordChange, Records};
 use ragstone_core::store::Page;
 use serde_json::json;
 
@@ -98,8 +98,89 @@ async fn count(parts: &Parts) -> u64 {
         .total
 }
 
+/// How many records hold what jobs were given, besides the lists of it.
 async fn payload(parts: &Parts) -> u64 {
     parts.store.counts(stored::PART_KIND).await.unwrap().total
+}
+
+async fn lists(parts: &Parts) -> u64 {
+    parts.store.counts(stored::ITEMS_KIND).await.unwrap().total
+}
+
+async fn raw(parts: &Parts, kind: &str, id: &str) -> Record {
+    let found = parts.store.get(kind, &[id.to_owned()]).await.unwrap();
+    found.into_iter().next().unwrap()
+}
+
+/// It is written after every group of documents, and every few seconds.
+#[tokio::test]
+async fn the_record_of_a_job_is_small_however_many_documents_it_was_given() {
+    let (parts, jobs) = setup().await;
+    let names: Vec<String> = (0..300).map(|n| format!("{n}{}.txt", "x".repeat(900))).collect();
+    let items = names.iter().map(|name| (name.as_str(), b"text".to_vec()));
+    let job = jobs.submit(new_job(items.collect())).await.unwrap();
+    assert!(raw(&parts, KIND, &job.id).await.value.len() < 1000);
+    assert_eq!((job.items, job.bytes), (300, 1200));
+    let worker = jobs.worker().start();
+    let done = finished(&jobs, &job.id).await;
+    assert_eq!(done.report.documents.added, 300);
+    assert!(raw(&parts, KIND, &job.id).await.value.len() < 1000);
+    worker.stop().await;
+    assert_eq!((payload(&parts).await, lists(&parts).await), (0, 0));
+}
+
+#[tokio::test]
+async fn a_job_that_an_older_version_took_is_done() {
+    let (parts, jobs) = setup().await;
+    let one = vec![("a.txt", b"one".to_vec()), ("b.txt", b"two".to_vec())];
+    let job = jobs.submit(new_job(one)).await.unwrap();
+    // Its items stood in the record itself, and there was no count of them.
+    let record = raw(&parts, KIND, &job.id).await;
+    let list = raw(&parts, stored::ITEMS_KIND, &job.id).await;
+    let mut value: serde_json::Value = serde_json::from_slice(&record.value).unwrap();
+    let fields = value.as_object_mut().unwrap();
+    fields.remove("item_count").unwrap();
+    fields.remove("bytes").unwrap();
+    fields.insert("items".into(), serde_json::from_slice(&list.value).unwrap());
+    let older = RecordChange::Put {
+        kind: KIND.to_owned(),
+        key: job.id.clone(),
+        group: record.group,
+        value: serde_json::to_vec(&value).unwrap(),
+        due: record.due,
+        expect: Expect::Anything,
+    };
+    let no_list = RecordChange::Delete {
+        kind: stored::ITEMS_KIND.to_owned(),
+        key: job.id.clone(),
+        expect: Expect::Anything,
+    };
+    parts.store.apply(vec![older, no_list]).await.unwrap();
+    let waiting = jobs.get(&job.id).await.unwrap().unwrap();
+    assert_eq!((waiting.items, waiting.bytes), (2, 6));
+    let worker = jobs.worker().start();
+    let done = finished(&jobs, &job.id).await;
+    assert_eq!((done.state, done.report.documents.added), (JobState::Done, 2));
+    worker.stop().await;
+    assert_eq!(payload(&parts).await, 0);
+}
+
+#[tokio::test]
+async fn a_job_whose_documents_are_gone_fails_and_says_so() {
+    let (parts, jobs) = setup().await;
+    let one = vec![("a.txt", b"one".to_vec())];
+    let job = jobs.submit(new_job(one)).await.unwrap();
+    let gone = RecordChange::Delete {
+        kind: stored::ITEMS_KIND.to_owned(),
+        key: job.id.clone(),
+        expect: Expect::Anything,
+    };
+    parts.store.apply(vec![gone]).await.unwrap();
+    let worker = jobs.worker().start();
+    let failed = finished(&jobs, &job.id).await;
+    let said = Some("its documents are no longer there");
+    assert_eq!((failed.state, failed.error.as_deref()), (JobState::Failed, said));
+    worker.stop().await;
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use ragstone_core::store::StoreError;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 
-use super::stored::{JobRecord, KIND, PART_KIND, Stored};
+use super::stored::{ItemRecord, Items, JobRecord, KIND, PART_KIND, Stored};
 use super::{JobState, Jobs, Running, now};
 use crate::error::ServiceError;
 use crate::ingest::{IngestTarget, Input, Progress, UNKNOWN_TYPE};
@@ -123,11 +123,9 @@ async fn work_once(jobs: &Jobs, stop: &mut watch::Receiver<bool>) -> Result<Foun
     };
     if stored.record.state.is_final() {
         // It was kept long enough. Its documents should be gone already; a crash may have left some.
-        let mut changes = stored
-            .record
-            .delete_parts(&stored.id, 0..stored.record.items.len());
-        changes.push(delete_job(&stored.id, stored.version));
-        jobs.ingestion.records.apply(changes).await?;
+        jobs.drop_items(&stored).await?;
+        let gone = delete_job(&stored.id, stored.version);
+        jobs.ingestion.records.apply(vec![gone]).await?;
         return Ok(Found::Job);
     }
     if let Some(first) = jobs.first_open(&stored.record.collection).await?
@@ -163,13 +161,19 @@ async fn do_job(
     stored.record.state = JobState::Running;
     stored.record.started.get_or_insert_with(now);
     let cancel = Arc::new(Notify::new());
+    let items = jobs.items(&stored).await?;
+    if items.list.len() as u64 != stored.record.item_count {
+        let lost = Some("its documents are no longer there".to_owned());
+        jobs.end(&mut stored, JobState::Failed, lost).await?;
+        return Ok(Found::Job);
+    }
     tracing::info!(
         job = stored.id,
         collection = stored.record.collection,
         "ingestion job started"
     );
     loop {
-        let group = next_group(&stored.record);
+        let group = next_group(&items.list, stored.record.next);
         if group.is_empty() {
             jobs.end(&mut stored, JobState::Done, None).await?;
             tracing::info!(job = stored.id, "ingestion job done");
@@ -189,7 +193,12 @@ async fn do_job(
         if !renew(jobs, &mut stored).await? {
             return Ok(Found::Job);
         }
-        match attend(jobs, &mut stored, group.clone(), &progress, &cancel, stop).await? {
+        let work = Work {
+            items: &items,
+            group: group.clone(),
+            progress: &progress,
+        };
+        match attend(jobs, &mut stored, work, &cancel, stop).await? {
             Attended::Done(Ok(())) => {
                 let snapshot = progress.snapshot();
                 stored.record.report.add(&snapshot);
@@ -199,7 +208,7 @@ async fn do_job(
                 if !renew(jobs, &mut stored).await? {
                     return Ok(Found::Job);
                 }
-                let parts = stored.record.delete_parts(&stored.id, group);
+                let parts = items.delete_parts(group);
                 jobs.ingestion.records.apply(parts).await?;
             }
             Attended::Done(Err(error)) => {
@@ -215,11 +224,10 @@ async fn do_job(
     }
 }
 
-fn next_group(record: &JobRecord) -> Range<usize> {
-    let start = record.next;
+fn next_group(items: &[ItemRecord], start: usize) -> Range<usize> {
     let mut bytes = 0;
     let mut end = start;
-    for item in record.items.iter().skip(start).take(GROUP_ITEMS) {
+    for item in items.iter().skip(start).take(GROUP_ITEMS) {
         if end > start && bytes + item.bytes > GROUP_BYTES {
             break;
         }
@@ -236,17 +244,23 @@ enum Attended {
     Stopping,
 }
 
+/// Some of the documents of a job.
+struct Work<'a> {
+    items: &'a Items,
+    group: Range<usize>,
+    progress: &'a Arc<Progress>,
+}
+
 /// Works on a group while keeping the lease.
 async fn attend(
     jobs: &Jobs,
     stored: &mut Stored,
-    group: Range<usize>,
-    progress: &Arc<Progress>,
+    work: Work<'_>,
     cancel: &Notify,
     stop: &mut watch::Receiver<bool>,
 ) -> Result<Attended, StoreError> {
     let record = stored.record.clone();
-    let mut work = Box::pin(ingest_group(jobs, &record, stored.id.clone(), group, progress));
+    let mut work = Box::pin(ingest_group(jobs, &record, work));
     let mut beat = tokio::time::interval(HEARTBEAT);
     beat.tick().await;
     loop {
@@ -263,13 +277,12 @@ async fn attend(
     }
 }
 
-async fn ingest_group(
-    jobs: &Jobs,
-    record: &JobRecord,
-    id: String,
-    group: Range<usize>,
-    progress: &Arc<Progress>,
-) -> Result<(), ServiceError> {
+async fn ingest_group(jobs: &Jobs, record: &JobRecord, work: Work<'_>) -> Result<(), ServiceError> {
+    let Work {
+        items,
+        group,
+        progress,
+    } = work;
     let target = IngestTarget {
         collection: CollectionName::parse(record.collection.clone())?,
         chunk_tokens: record.chunk_tokens,
@@ -278,7 +291,7 @@ async fn ingest_group(
     let (sender, inputs) = mpsc::channel(1);
     let feed = async {
         for index in group {
-            let Some(item) = record.items.get(index) else {
+            let Some(item) = items.list.get(index) else {
                 break;
             };
             let Some(kind) = item.kind else {
@@ -288,7 +301,7 @@ async fn ingest_group(
                 });
                 continue;
             };
-            let keys = record.part_keys(&id, index);
+            let keys = items.part_keys(index);
             let mut parts = jobs.ingestion.records.get(PART_KIND, &keys).await?;
             parts.sort_by(|a, b| a.key.cmp(&b.key));
             let bytes: Vec<u8> = parts.into_iter().flat_map(|part| part.value).collect();
