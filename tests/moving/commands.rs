@@ -268,6 +268,16 @@ async fn what_is_read_must_be_there_and_is_not_made() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     let server = Setup::without_models().start().await;
     let url = server.url("");
+    let target = at("target");
+    let copy = ["copy", "--from", &url, "--to", text(&target)];
+    let missing = ragstone(&[&copy[..], &["--collection", "none"]].concat()).await;
+    assert!(missing.failed_with(1).contains("'none' not found"), "{missing:?}");
+    let nothing = ragstone(&copy).await;
+    assert!(
+        nothing.succeeded().contains("no collections to copy"),
+        "{nothing:?}"
+    );
+    assert!(!target.exists());
     let slashed = format!("{url}/");
     for (from, to) in [(text(folder.path()), text(&at("."))), (&url, &slashed)] {
         let same = ragstone(&["copy", "--from", from, "--to", to]).await;

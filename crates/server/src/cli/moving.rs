@@ -166,30 +166,46 @@ pub(super) fn copy(args: &CopyArgs) -> anyhow::Result<()> {
         let from = peers::open(&args.from, Access::Read)
             .await
             .context("--from cannot be opened")?;
-        let to = peers::open(&args.to, Access::Write)
-            .await
-            .context("--to cannot be opened")?;
-        let done = unless_stopped(copy_all(&from, &to, named)).await;
+        let done = copy_from(&from, args, named).await;
         from.close().await?;
-        to.close().await?;
         done
     })
 }
 
-/// A collection that cannot be copied is no reason to leave out the others.
-async fn copy_all(from: &OpenPeer, to: &OpenPeer, named: Vec<CollectionName>) -> anyhow::Result<()> {
-    let (from, to) = (from.peer(), to.peer());
-    let names = if named.is_empty() {
-        let all = from.collections().await?;
-        all.into_iter().map(|collection| collection.name).collect()
-    } else {
-        named
-    };
+/// A store that is new is not made before there is something to copy into it.
+async fn copy_from(from: &OpenPeer, args: &CopyArgs, named: Vec<CollectionName>) -> anyhow::Result<()> {
+    let names = to_copy(from.peer(), named).await?;
     if names.is_empty() {
         return say("there are no collections to copy");
     }
+    let to = peers::open(&args.to, Access::Write)
+        .await
+        .context("--to cannot be opened")?;
+    let done = unless_stopped(copy_all(from.peer(), to.peer(), &names)).await;
+    to.close().await?;
+    done
+}
+
+/// Those that are named, or all; an error where none of those named is there.
+async fn to_copy(from: &dyn Peer, named: Vec<CollectionName>) -> anyhow::Result<Vec<CollectionName>> {
+    if named.is_empty() {
+        let all = from.collections().await?;
+        return Ok(all.into_iter().map(|collection| collection.name).collect());
+    }
+    let mut missing = None;
+    for name in &named {
+        match from.collection(name).await {
+            Ok(_) => return Ok(named),
+            Err(error) => missing = Some(error),
+        }
+    }
+    missing.map_or(Ok(named), |error| Err(error.into()))
+}
+
+/// A collection that cannot be copied is no reason to leave out the others.
+async fn copy_all(from: &dyn Peer, to: &dyn Peer, names: &[CollectionName]) -> anyhow::Result<()> {
     let mut failed = Vec::new();
-    for name in &names {
+    for name in names {
         if let Err(error) = copy_one(from, to, name).await {
             eprintln!("{name}: not copied: {error:#}");
             failed.push(name.as_str());
