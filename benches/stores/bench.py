@@ -7,7 +7,8 @@ same run.
 Either or both. The database should be empty, the ChromaDB server without a collection `bench`. Needs numpy,
 psycopg for Postgres and chromadb for ChromaDB. --documents makes it smaller. With --embeddings FILE (an
 embeddings.yml) the last part over Postgres compares one process with two, each with one compute thread,
-embedding queries in process.
+embedding queries in process: for a small collection `texts`, and for the large one. Where they share the
+processors with Postgres, the work a query is for each tells how much faster two can be at all.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import json
 import os
 import pathlib
 import re
+import socket
 import statistics
 import subprocess
 import tempfile
@@ -172,22 +174,73 @@ def taking_turns(server, ask_client, data, queries, below):
     )
 
 
-def throughput(servers, words, seconds=10, clients=8):
-    """Queries a second, by texts of so many words, shared evenly."""
-    end = time.monotonic() + seconds
-    rng = numpy.random.default_rng(5)
-    texts = [" ".join(WORDS[w] for w in rng.integers(len(WORDS), size=words)) for _ in range(1000)]
+def request(collection, text):
+    body = json.dumps({"query": text, "top_k": TOP}).encode()
+    head = (
+        f"POST /collections/{collection}/query HTTP/1.1\r\nhost: localhost\r\n"
+        "content-type: application/json\r\n"
+        f"content-length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
 
-    def run(number):
-        done = 0
-        while time.monotonic() < end:
-            body = {"query": texts[(number * 131 + done) % len(texts)], "top_k": TOP}
-            servers[number % len(servers)].ask("POST", "/collections/texts/query", body)
-            done += 1
-        return done
 
-    with concurrent.futures.ThreadPoolExecutor(clients) as pool:
-        return sum(pool.map(run, range(clients))) / seconds
+def exchange(connection, request):
+    """As little as a client can do, because it shares the processors with what is measured."""
+    connection.sendall(request)
+    answer = connection.recv(1 << 16)
+    head = answer.index(b"\r\n\r\n") + 4
+    length = int(re.search(rb"content-length: (\d+)", answer[:head], re.IGNORECASE)[1])
+    if not answer.startswith(b"HTTP/1.1 200"):
+        raise SystemExit(answer)
+    got = len(answer) - head
+    while got < length:
+        got += len(connection.recv(1 << 16))
+
+
+def work_of(process):
+    """Seconds of a processor that it took until now."""
+    fields = pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def work_of_postgres():
+    total = 0
+    for path in pathlib.Path("/proc").glob("[0-9]*/comm"):
+        try:
+            if path.read_text().strip() == "postgres":
+                total += work_of(path.parent.name)
+        except OSError:
+            pass  # It ended meanwhile.
+    return total
+
+
+class Throughput:
+    """Queries a second, by texts of so many words, shared evenly, and the work a query is for each."""
+
+    def __init__(self, servers, collection, words, seconds=10, clients=8):
+        rng = numpy.random.default_rng(5)
+        texts = [" ".join(WORDS[w] for w in rng.integers(len(WORDS), size=words)) for _ in range(1000)]
+        requests = [request(collection, text) for text in texts]
+        parties = {
+            "service": lambda: sum(work_of(server.process.pid) for server in servers),
+            "Postgres": work_of_postgres,
+            "client": lambda: work_of(os.getpid()),
+        }
+        before = {name: work() for name, work in parties.items()}
+        end = time.monotonic() + seconds
+
+        def run(number):
+            done = 0
+            with socket.create_connection(servers[number % len(servers)].address) as connection:
+                while time.monotonic() < end:
+                    exchange(connection, requests[(number * 131 + done) % len(requests)])
+                    done += 1
+            return done
+
+        with concurrent.futures.ThreadPoolExecutor(clients) as pool:
+            done = sum(pool.map(run, range(clients)))
+        self.rate = done / seconds
+        self.work = {name: 1000 * (work() - before[name]) / done for name, work in parties.items()}
 
 
 class Share:
@@ -211,7 +264,7 @@ class Share:
         self.group.rmdir()
 
 
-def processes(arguments):
+def processes(arguments, database):
     options = ["--embeddings-config", arguments.embeddings, "--threads", "1"]
     one = Server(arguments, *options, store=arguments.postgres)
     model = one.ask("GET", "/health")["embedding_models"][0]["id"]
@@ -221,22 +274,31 @@ def processes(arguments):
         {"text": " ".join(WORDS[w] for w in rng.integers(len(WORDS), size=8))} for _ in range(2000)
     ]
     one.ask("POST", "/collections/texts/documents", {"documents": documents})
+    one.ask("PUT", "/collections/bench/metadata", {"metadata": {"embedding_model": model}})
     two = Server(arguments, *options, store=arguments.postgres)
+    # What Postgres does later on its own, after so many writes, would count as work of the queries.
+    for command in ("VACUUM ANALYZE", "CHECKPOINT"):
+        database.execute(command)
 
-    def scaling(where, words):
-        alone, both, again = (throughput(servers, words) for servers in ([one], [one, two], [one]))
-        faster = both / max(alone, again)
+    def scaling(where, collection, words):
+        alone, both, again = (Throughput(servers, collection, words) for servers in ([one], [one, two], [one]))
+        faster = both.rate / max(alone.rate, again.rate)
         print(
-            f"{where}, queries of {words} words: one process {alone:.0f} and {again:.0f} queries/s, "
-            f"two {both:.0f}: x {faster:.2f}"
+            f"{where}, {collection}, queries of {words} words: one process {alone.rate:.0f} and {again.rate:.0f} queries/s, "
+            f"two {both.rate:.0f}: x {faster:.2f}"
         )
+        for name, measured in (("one", alone), ("two", both)):
+            work = ", ".join(f"{party} {took:.2f}" for party, took in measured.work.items())
+            print(f"    milliseconds of a processor per query, {name}: {work}")
 
-    for words in (8, 32):
-        scaling("Postgres, the client and the processes on the same processors", words)
+    for collection in ("texts", "bench"):
+        for words in (8, 32):
+            scaling("Postgres, the client and the processes on the same processors", collection, words)
     shares = []
     try:
         shares = [Share(server.process, SHARE) for server in (one, two)]
-        scaling(f"each process with {SHARE} of a processor of its own", 8)
+        for collection in ("texts", "bench"):
+            scaling(f"each process with {SHARE} of a processor of its own", collection, 8)
     except OSError as error:
         print(f"shares of processors cannot be given out: {error}")
     one.stop()
@@ -279,7 +341,7 @@ def over_postgres(arguments, data, queries):
         show(below, *compare(server, database, f"ragstone.documents_{relation}", data, queries, below))
     server.stop()
     if arguments.embeddings:
-        processes(arguments)
+        processes(arguments, database)
     # Last, because what was copied is then indexed in the background.
     copying(arguments, data)
 
