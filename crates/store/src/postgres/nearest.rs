@@ -104,12 +104,14 @@ impl Nearest<'_> {
         }
     }
 
-    /// Looks at every document that matches: what is added to the distance keeps the index out.
+    /// Looks at every document that matches: what is added to the distance keeps the index out. Without
+    /// a query of its own, the vector would be read anew for every document once Postgres plans for any
+    /// vector, which takes four times as long.
     pub(super) fn of_all(&self) -> Statement {
-        let mut nearest = Statement::new("SELECT place, (embedding <#> ");
+        let mut nearest = Statement::new("SELECT place, (embedding <#> (SELECT ");
         nearest
             .bind(self.vector.to_vec(), Type::FLOAT4_ARRAY)
-            .push("::vector) + 0 AS far")
+            .push("::vector)) + 0 AS far")
             .push(self.columns.further())
             .push(&format!(" FROM {} WHERE ", self.table))
             .matching(self.request)
