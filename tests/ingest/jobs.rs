@@ -7,7 +7,11 @@ use super::Desk;
 use crate::support::Server;
 
 async fn start() -> Server {
-    let server = Desk::new().server().start().await;
+    start_with("server: {}").await
+}
+
+async fn start_with(config: &str) -> Server {
+    let server = Desk::new().server().config(config).start().await;
     server
         .post("/collections", json!({"name": "c", "embedding_model": "small"}))
         .await
@@ -164,17 +168,35 @@ async fn what_cannot_be_ingested_is_refused_at_once() {
     );
 }
 
-#[tokio::test]
-async fn a_job_can_be_cancelled_and_the_next_goes_on() {
-    let server = start().await;
+fn long_job() -> Value {
     let rows: String = (0..20_000)
         .map(|n| format!("{{\"text\":\"row number {n} of a long file\"}}\n"))
         .collect();
-    let long = submit(
-        &server,
-        json!({"documents": [{"name": "rows.jsonl", "content": rows}]}),
-    )
-    .await;
+    json!({"documents": [{"name": "rows.jsonl", "content": rows}]})
+}
+
+#[tokio::test]
+async fn a_job_is_refused_while_too_many_are_not_finished() {
+    let server = start_with("server: {limits: {openJobs: 1}}").await;
+    let long = submit(&server, long_job()).await;
+    let short = json!({"documents": [{"name": "a.md", "content": "short"}]});
+    let answer = server.post("/collections/c/ingest", short.clone()).await;
+    let refused = answer.refused(429);
+    assert!(
+        refused.starts_with("Too many ingestion jobs are not finished (1)"),
+        "{refused}"
+    );
+    assert!(answer.headers.contains_key("retry-after"), "{answer:?}");
+    let path = format!("/jobs/{}", long["id"].as_str().unwrap());
+    server.delete(&path).await.ok();
+    let next = submit(&server, short).await;
+    assert_eq!(finished(&server, &next["id"]).await["state"], "done");
+}
+
+#[tokio::test]
+async fn a_job_can_be_cancelled_and_the_next_goes_on() {
+    let server = start().await;
+    let long = submit(&server, long_job()).await;
     let next = submit(
         &server,
         json!({"documents": [{"name": "a.md", "content": "short"}]}),

@@ -55,6 +55,8 @@ pub struct NewItem {
 #[derive(Clone)]
 pub struct Jobs {
     ingestion: Ingestion,
+    /// How many may be unfinished: what they were given is kept until then.
+    most_open: u64,
     shared: Arc<Shared>,
 }
 
@@ -75,9 +77,10 @@ struct Running {
 }
 
 impl Jobs {
-    pub fn new(ingestion: Ingestion) -> Self {
+    pub fn new(ingestion: Ingestion, most_open: u64) -> Self {
         Self {
             ingestion,
+            most_open,
             shared: Arc::default(),
         }
     }
@@ -97,6 +100,12 @@ impl Jobs {
             chunk_tokens: new.chunk_tokens,
         };
         self.ingestion.check(&target).await?;
+        // Requests at the same time may pass together: the limit is for the disk, to which a few more
+        // are no harm.
+        let open = self.ingestion.records.counts(stored::ITEMS_KIND).await?.total;
+        if open >= self.most_open {
+            return Err(ServiceError::TooManyJobs { open });
+        }
         let now = now();
         // Version 7 ids grow with time, so the list of keys is the order of submission.
         let id = uuid::Uuid::now_v7().to_string();

@@ -379,6 +379,7 @@ fn limits(server: &ServerSection) -> Result<Limits, ConfigError> {
             defaults.rerank_documents,
         )?,
         top_k: count("topK", given.top_k, defaults.top_k)?,
+        open_jobs: count("openJobs", given.open_jobs, defaults.open_jobs)?,
         body_timeout: seconds("bodySeconds", given.body_seconds, defaults.body_timeout)?,
         request_timeout: seconds("requestSeconds", given.request_seconds, defaults.request_timeout)?,
         header_timeout: seconds("headerSeconds", given.header_seconds, defaults.header_timeout)?,

@@ -103,7 +103,7 @@ impl Running {
             gateway,
             conversations,
             ledger,
-            jobs: Jobs::new(ingestion),
+            jobs: Jobs::new(ingestion, settings.limits.open_jobs as u64),
             limits: settings.limits.clone(),
             body_budget: BodyBudget::for_bodies(LARGE_BODIES, settings.limits.add_bytes),
             keys,

@@ -296,7 +296,7 @@ impl From<ServiceError> for ProviderError {
             ServiceError::Invalid(invalid) => invalid.into(),
             ServiceError::Model(error) => error.into(),
             ServiceError::Store(error) => store_error(error),
-            ServiceError::File { .. } | ServiceError::NoneSearched(_) => {
+            ServiceError::File { .. } | ServiceError::NoneSearched(_) | ServiceError::TooManyJobs { .. } => {
                 store_error(StoreError::Failed(Box::new(error)))
             }
             ServiceError::NoModel { .. } => InvalidInput::new(capitalised(&error.to_string())).into(),

@@ -32,13 +32,18 @@ async fn create(parts: &Parts, name: &str, model: &str) {
 }
 
 fn jobs(parts: &Parts) -> Jobs {
-    Jobs::new(Ingestion {
+    jobs_up_to(parts, 1000)
+}
+
+fn jobs_up_to(parts: &Parts, most_open: u64) -> Jobs {
+    let ingestion = Ingestion {
         service: parts.service.clone(),
         records: parts.store.clone(),
         ledger: Ledger::new(parts.store.clone()),
         read: ReadOptions::default(),
         attempts: 1,
-    })
+    };
+    Jobs::new(ingestion, most_open)
 }
 
 /// Away until it is told to be there.
@@ -110,6 +115,34 @@ async fn lists(parts: &Parts) -> u64 {
 async fn raw(parts: &Parts, kind: &str, id: &str) -> Record {
     let found = parts.store.get(kind, &[id.to_owned()]).await.unwrap();
     found.into_iter().next().unwrap()
+}
+
+#[tokio::test]
+async fn a_job_is_refused_while_too_many_are_not_finished() {
+    let (parts, _) = setup().await;
+    let jobs = jobs_up_to(&parts, 2);
+    let submit = || jobs.submit(new_job(vec![("a.txt", b"text".to_vec())]));
+    let first = submit().await.unwrap();
+    let second = submit().await.unwrap();
+    let refused = submit().await.unwrap_err();
+    assert!(
+        matches!(refused, ServiceError::TooManyJobs { open: 2 }),
+        "{refused}"
+    );
+    assert_eq!(
+        (lists(&parts).await, payload(&parts).await),
+        (2, 2),
+        "nothing is stored"
+    );
+    jobs.cancel(&first.id).await.unwrap();
+    let third = submit().await.unwrap();
+    assert!(submit().await.is_err());
+    let worker = jobs.worker().start();
+    for job in [second, third] {
+        assert_eq!(finished(&jobs, &job.id).await.state, JobState::Done);
+    }
+    worker.stop().await;
+    submit().await.unwrap();
 }
 
 /// It is written after every group of documents, and every few seconds.

@@ -73,6 +73,9 @@ pub struct LimitsSection {
     pub rerank_documents: Option<usize>,
     #[serde(alias = "top_k")]
     pub top_k: Option<usize>,
+    /// A job is refused while so many are not finished.
+    #[serde(alias = "open_jobs")]
+    pub open_jobs: Option<usize>,
     /// Large requests are refused if more tokens than this would wait for the models with them.
     #[serde(alias = "model_queue_tokens")]
     pub model_queue_tokens: Option<usize>,

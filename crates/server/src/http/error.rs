@@ -297,6 +297,10 @@ impl From<ServiceError> for ApiError {
             | ServiceError::EmbeddingDisabled => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
             }
+            ServiceError::TooManyJobs { .. } => Self {
+                retry_after: Some(Duration::from_secs(5)),
+                ..Self::new(StatusCode::TOO_MANY_REQUESTS, capitalised(&error.to_string()))
+            },
             ServiceError::NoneSearched(failures) => Self::none_searched(failures),
             ServiceError::File { .. } => Self::internal(&error),
             ServiceError::Model(error) => error.into(),

@@ -169,6 +169,7 @@ fn is_zero(count: &u64) -> bool {
         (status = 200, body = JobBody, description = "The job is durable and will be done"),
         (status = 400, body = ErrorBody, description = "A document breaks a rule, or the collection has no model"),
         (status = 404, body = ErrorBody), (status = 413, body = ErrorBody, description = "The body is too large"),
+        (status = 429, body = ErrorBody, description = "Too many jobs are not finished"),
         (status = 503, body = ErrorBody, description = "The collection's model is not loaded"),
     ),
 )]

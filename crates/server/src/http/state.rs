@@ -61,6 +61,8 @@ pub struct Limits {
     /// Documents of a request that reranks.
     pub rerank_documents: usize,
     pub top_k: usize,
+    /// Ingestion jobs that are not finished.
+    pub open_jobs: usize,
     /// How long a body may take to arrive.
     pub body_timeout: Duration,
     /// How long a request may take in all.
@@ -79,6 +81,7 @@ impl Default for Limits {
             add_documents: 10_000,
             rerank_documents: 10_000,
             top_k: 1_000,
+            open_jobs: 1_000,
             body_timeout: Duration::from_secs(60),
             request_timeout: Duration::from_secs(600),
             header_timeout: Duration::from_secs(15),

@@ -1,10 +1,12 @@
 //! Ingestion through a running server.
 
+mod lines;
+
 use std::collections::{HashSet, VecDeque};
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context;
 use base64::Engine as _;
@@ -18,6 +20,7 @@ use ragstone_rag::jobs::check_source;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use self::lines::{LineParts, LiveLines};
 use super::{IngestArgs, STDIN, show};
 use crate::cli::remote::{KEY, RemoteArgs, refusal};
 use crate::listen;
@@ -29,8 +32,6 @@ const UPLOAD_FILES: usize = 256;
 const MAX_FILE_BYTES: u64 = 44 << 20;
 /// Jobs that wait at the server while the next is read.
 const JOBS_AHEAD: usize = 2;
-/// Lines of standard input that came wait no longer than this, and then for one more.
-const PATIENCE: Duration = Duration::from_secs(1);
 const POLL: Duration = Duration::from_millis(300);
 /// The longest line that a server reads.
 const ROW_BYTES: usize = 16 << 20;
@@ -102,18 +103,10 @@ impl Upload<'_> {
             }
         }
         if args.paths.iter().any(|path| path == STDIN) {
-            // Read on a thread that may be left waiting, so that an interrupt is heard at once.
-            let (sender, mut parts) = tokio::sync::mpsc::channel(1);
-            std::thread::spawn(move || {
-                for part in LineParts::live(std::io::stdin().lock()) {
-                    if sender.blocking_send(part).is_err() {
-                        return;
-                    }
-                }
-            });
+            let mut lines = LiveLines::of(std::io::stdin());
             let source = args.known_as(&args.source);
             let mut rows = FileRows::default();
-            while let Some(part) = parts.recv().await {
+            while let Some(part) = lines.part().await {
                 let part = part?;
                 let earlier = rows.part(Kind::JsonLines, &part, ROW_BYTES);
                 self.part(&source, Kind::JsonLines, &part, earlier).await?;
@@ -480,60 +473,5 @@ fn explain(error: CallError) -> anyhow::Error {
     match error {
         CallError::Answered(answer) => anyhow::anyhow!(refusal(&answer, &[KEY])),
         other => other.into(),
-    }
-}
-
-/// Cuts a stream of lines into pieces that fit into a request. A line stays whole, unless it is longer
-/// than a server reads: of that it gets just too much, refuses it by its number, and reads the others.
-struct LineParts<R> {
-    reader: R,
-    /// For how long the lines of a part are gathered.
-    patience: Duration,
-}
-
-impl<R: BufRead> LineParts<R> {
-    fn new(reader: R) -> Self {
-        Self {
-            reader,
-            patience: Duration::MAX,
-        }
-    }
-
-    /// Of lines that are made while they are read.
-    fn live(reader: R) -> Self {
-        Self {
-            reader,
-            patience: PATIENCE,
-        }
-    }
-
-    /// Whether there was a line.
-    fn read_line(&mut self, part: &mut Vec<u8>) -> std::io::Result<bool> {
-        let too_long = ROW_BYTES as u64 + 1;
-        let read = self.reader.by_ref().take(too_long).read_until(b'\n', part)?;
-        if read as u64 == too_long && part.last() != Some(&b'\n') {
-            self.reader.skip_until(b'\n')?;
-            part.push(b'\n');
-        }
-        Ok(read > 0)
-    }
-}
-
-impl<R: BufRead> Iterator for LineParts<R> {
-    type Item = std::io::Result<Vec<u8>>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let mut part = Vec::new();
-        let mut since: Option<Instant> = None;
-        while (part.len() as u64) < UPLOAD_BYTES && since.is_none_or(|s| s.elapsed() < self.patience) {
-            match self.read_line(&mut part) {
-                Ok(true) => {
-                    since.get_or_insert_with(Instant::now);
-                }
-                Ok(false) => break,
-                Err(error) => return Some(Err(error)),
-            }
-        }
-        (!part.is_empty()).then_some(Ok(part))
     }
 }

@@ -1,0 +1,137 @@
+//! Cuts streams of lines into pieces that fit into a request. A line stays whole, unless it is longer
+//! than a server reads: of that it gets just too much, refuses it by its number, and reads the others.
+
+use std::io::{BufRead, BufReader, Read, Result};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout_at};
+
+use super::{ROW_BYTES, UPLOAD_BYTES};
+
+/// Lines that came wait no longer than this for others.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The lines of a file.
+pub(super) struct LineParts<R>(R);
+
+impl<R: BufRead> LineParts<R> {
+    pub(super) fn new(reader: R) -> Self {
+        Self(reader)
+    }
+}
+
+impl<R: BufRead> Iterator for LineParts<R> {
+    type Item = Result<Vec<u8>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let mut part = Vec::new();
+        while (part.len() as u64) < UPLOAD_BYTES {
+            match read_line(&mut self.0, &mut part) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => return Some(Err(error)),
+            }
+        }
+        (!part.is_empty()).then_some(Ok(part))
+    }
+}
+
+/// Lines that are made while they are read.
+pub(super) struct LiveLines {
+    /// One or more lines each.
+    came: mpsc::Receiver<Result<Vec<u8>>>,
+}
+
+impl LiveLines {
+    /// Reads on a thread that may be left waiting, so that an interrupt is heard at once, and so are
+    /// lines that nothing follows for long.
+    pub(super) fn of(stream: impl Read + Send + 'static) -> Self {
+        let (sender, came) = mpsc::channel(1);
+        std::thread::spawn(move || {
+            let mut reader = BufReader::with_capacity(1 << 16, stream);
+            while let Some(lines) = those_that_came(&mut reader).transpose() {
+                if sender.blocking_send(lines).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { came }
+    }
+
+    /// The next lines, once they fill a request or the first of them has waited long enough.
+    pub(super) async fn part(&mut self) -> Option<Result<Vec<u8>>> {
+        let mut part = match self.came.recv().await? {
+            Ok(lines) => lines,
+            error => return Some(error),
+        };
+        let waited = Instant::now() + PATIENCE;
+        while (part.len() as u64) < UPLOAD_BYTES {
+            match timeout_at(waited, self.came.recv()).await {
+                Ok(Some(Ok(lines))) => part.extend(lines),
+                Ok(Some(error)) => return Some(error),
+                Ok(None) | Err(_) => break,
+            }
+        }
+        Some(Ok(part))
+    }
+}
+
+/// Waits for one line, and takes those that came along with it. `None` at the end.
+fn those_that_came(reader: &mut BufReader<impl Read>) -> Result<Option<Vec<u8>>> {
+    let mut lines = Vec::new();
+    if !read_line(reader, &mut lines)? {
+        return Ok(None);
+    }
+    while reader.buffer().contains(&b'\n') {
+        read_line(reader, &mut lines)?;
+    }
+    Ok(Some(lines))
+}
+
+/// Whether there was a line.
+fn read_line(reader: &mut impl BufRead, lines: &mut Vec<u8>) -> Result<bool> {
+    let too_long = ROW_BYTES as u64 + 1;
+    let read = reader.by_ref().take(too_long).read_until(b'\n', lines)?;
+    if read as u64 == too_long && lines.last() != Some(&b'\n') {
+        reader.skip_until(b'\n')?;
+        lines.push(b'\n');
+    }
+    Ok(read > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_last_line_that_came_waits_for_no_other() {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        let mut lines = LiveLines::of(reader);
+        for part in ["one\ntwo\n", "three\n"] {
+            writer.write_all(part.as_bytes()).unwrap();
+            assert_eq!(lines.part().await.unwrap().unwrap(), part.as_bytes());
+        }
+        writer.write_all(b"without an end").unwrap();
+        drop(writer);
+        assert_eq!(lines.part().await.unwrap().unwrap(), b"without an end");
+        assert!(lines.part().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn live_lines_are_those_of_a_file() {
+        let text: Vec<u8> = (0..200_000)
+            .flat_map(|n| format!("line {n}\n").into_bytes())
+            .collect();
+        let mut lines = LiveLines::of(std::io::Cursor::new(text.clone()));
+        let mut live = Vec::new();
+        while let Some(part) = lines.part().await {
+            live.extend(part.unwrap());
+        }
+        assert!(live == text);
+        let file: Vec<u8> = LineParts::new(&text[..]).flat_map(Result::unwrap).collect();
+        assert!(file == text);
+    }
+}
