@@ -105,7 +105,7 @@ def wait_for_index(database):
     while True:
         row = database.execute(
             "SELECT relation FROM ragstone.collections WHERE name = 'bench' AND EXISTS (SELECT FROM pg_index"
-            " JOIN pg_class ON pg_class.oid = indexrelid WHERE relname = 'nearest_' || relation AND indisvalid)"
+            " JOIN pg_class ON pg_class.oid = indexrelid WHERE relname = 'near_' || relation AND indisvalid)"
         ).fetchone()
         if row:
             return row[0], time.monotonic() - started

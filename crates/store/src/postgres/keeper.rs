@@ -17,37 +17,23 @@ const STILL_FILLING: f64 = 0.02;
 /// Beside the number of the table, what the builders of one index agree on.
 const BUILD_LOCK: i32 = 0x7261_6773;
 
-/// What vectors of this width are indexed as.
+/// Vectors as an index has them: numbers of half the size, so that it is half as large and sooner built.
+/// The exact order is restored from the full ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum IndexKind {
-    Single,
-    /// Numbers of half the size; the exact order is restored from the full ones.
-    Half(usize),
+pub(super) struct Indexed {
+    dimensions: usize,
 }
 
-impl IndexKind {
-    /// `None` for vectors that are too wide for any index, and always searched as a whole.
+impl Indexed {
+    const WIDEST: usize = 4000;
+
+    /// `None` for vectors that are too wide for an index, and always searched as a whole.
     pub(super) fn of(dimensions: usize) -> Option<Self> {
-        match dimensions {
-            0..=2000 => Some(Self::Single),
-            2001..=4000 => Some(Self::Half(dimensions)),
-            _ => None,
-        }
+        (dimensions <= Self::WIDEST).then_some(Self { dimensions })
     }
 
-    /// A vector as the index has it.
     pub(super) fn expression(self, vector: &str) -> String {
-        match self {
-            Self::Single => vector.to_owned(),
-            Self::Half(dimensions) => format!("({vector}::halfvec({dimensions}))"),
-        }
-    }
-
-    fn operators(self) -> &'static str {
-        match self {
-            Self::Single => "vector_ip_ops",
-            Self::Half(_) => "halfvec_ip_ops",
-        }
+        format!("({vector}::halfvec({}))", self.dimensions)
     }
 }
 
@@ -124,7 +110,7 @@ impl Keeper {
                 "SELECT relation, dimensions, documents FROM ragstone.collections
                  WHERE relation IS NOT NULL AND documents >= $1 AND NOT EXISTS (
                      SELECT FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid
-                     WHERE relname = 'nearest_' || relation AND indisvalid
+                     WHERE relname = 'near_' || relation AND indisvalid
                        AND relnamespace = 'ragstone'::regnamespace)",
                 &[&i64::try_from(self.thresholds.index_from).unwrap_or(i64::MAX)],
             )
@@ -140,14 +126,14 @@ impl Keeper {
             let before = self.sizes.get(&relation).copied();
             let settled = before
                 .is_some_and(|before| documents.abs_diff(before) as f64 <= STILL_FILLING * documents as f64);
-            if let Some(kind) = IndexKind::of(dimensions).filter(|_| settled && ready.is_none()) {
-                ready = Some((relation, kind));
+            if let Some(vectors) = Indexed::of(dimensions).filter(|_| settled && ready.is_none()) {
+                ready = Some((relation, vectors));
             }
             sizes.insert(relation, documents);
         }
         self.sizes = sizes;
         match ready {
-            Some((relation, kind)) => build(client, relation, kind).await,
+            Some((relation, vectors)) => build(client, relation, vectors).await,
             None => Ok(()),
         }
     }
@@ -155,7 +141,7 @@ impl Keeper {
 
 /// Only one process builds a given index; the others go on. The lock belongs to the connection, so
 /// it is gone with a process that dies, and what that has left half-built is built anew.
-async fn build(client: Object, relation: i64, kind: IndexKind) -> Result<()> {
+async fn build(client: Object, relation: i64, vectors: Indexed) -> Result<()> {
     // Never given back to the pool: the settings and the lock end with the connection.
     let client = Object::take(client);
     let number = i32::try_from(relation % i64::from(i32::MAX)).unwrap_or_default();
@@ -165,7 +151,7 @@ async fn build(client: Object, relation: i64, kind: IndexKind) -> Result<()> {
     if !locked.try_get::<_, bool>(0)? {
         return Ok(());
     }
-    let index = format!("nearest_{relation}");
+    let index = format!("near_{relation}");
     tracing::info!(index, "building the index of a large collection");
     let started = std::time::Instant::now();
     client.batch_execute("SET statement_timeout = 0").await?;
@@ -174,13 +160,9 @@ async fn build(client: Object, relation: i64, kind: IndexKind) -> Result<()> {
         .await?;
     let built = client
         .batch_execute(&format!(
-            "CREATE INDEX CONCURRENTLY {index} ON {} USING hnsw ({} {})",
+            "CREATE INDEX CONCURRENTLY {index} ON {} USING hnsw ({} halfvec_ip_ops)",
             table(relation),
-            match kind {
-                IndexKind::Single => "embedding".to_owned(),
-                half => format!("({})", half.expression("embedding")),
-            },
-            kind.operators()
+            vectors.expression("embedding"),
         ))
         .await;
     match built {
@@ -188,6 +170,12 @@ async fn build(client: Object, relation: i64, kind: IndexKind) -> Result<()> {
         Err(error) if error.code() == Some(&SqlState::UNDEFINED_TABLE) => Ok(()),
         Err(error) => Err(Error::from(error)),
         Ok(()) => {
+            // The index that earlier versions made, of numbers of full size.
+            client
+                .batch_execute(&format!(
+                    "DROP INDEX CONCURRENTLY IF EXISTS ragstone.nearest_{relation}"
+                ))
+                .await?;
             client
                 .batch_execute(&format!("ANALYZE {}", table(relation)))
                 .await?;

@@ -4,7 +4,7 @@ use ragstone_core::store::SearchRequest;
 use tokio_postgres::types::Type;
 
 use super::Thresholds;
-use super::keeper::IndexKind;
+use super::keeper::Indexed;
 use super::last_seen::Seen;
 use super::statement::Statement;
 use crate::search::fusion_depth;
@@ -59,14 +59,14 @@ pub(super) enum Way {
     /// By a look at every document that matches.
     All,
     /// By a walk through the index, so broad.
-    Index(IndexKind, usize),
+    Index(Indexed, usize),
     /// A sample has to tell how many match.
     Sample,
 }
 
 impl Way {
     pub(super) fn new(thresholds: Thresholds, seen: &Seen, request: &SearchRequest) -> Self {
-        let index = match seen.dimensions.and_then(IndexKind::of) {
+        let index = match seen.dimensions.and_then(Indexed::of) {
             Some(index) if seen.count >= thresholds.index_from && request.among.is_none() => index,
             _ => return Self::All,
         };
@@ -121,7 +121,7 @@ impl Nearest<'_> {
     }
 
     /// Walks through the index until enough documents match. The walk is only roughly in order.
-    pub(super) fn by_index(&self, index: IndexKind, breadth: usize) -> Statement {
+    pub(super) fn by_index(&self, index: Indexed, breadth: usize) -> Statement {
         let mut nearest = Statement::default();
         let near = nearest.remember(self.vector.to_vec(), Type::FLOAT4_ARRAY);
         let near = format!("{near}::vector");
