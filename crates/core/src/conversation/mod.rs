@@ -22,7 +22,8 @@
 //!
 //! A topic is the messages that made it. Where one seems to open a new subject, the conversation is
 //! cut there, but the part before the cut stays in play, by how unlikely the cut was right, until the
-//! next cut, and beyond it where the cut was doubtful: a wrong cut is not fatal either. All state is
+//! next cut, and beyond it where the cut was doubtful: a wrong cut is not fatal either. Nor is a missed
+//! one: the last message without those before it is in play, by how likely it opened a subject. All state is
 //! text, so it outlives a change of the embedding model, and it is bounded however long the
 //! conversation goes on.
 
@@ -45,6 +46,11 @@ const MAX_SHARED: usize = 2;
 const MAX_OWN: usize = 5;
 /// How much of its topic's weight the question has that a message goes on with.
 const WEIGHT_OF_A_QUESTION: f64 = 0.6;
+/// How much of its topic's weight the last message alone has, with the new one, where it was itself as
+/// good as certain to open a subject and yet was not taken for one.
+const WEIGHT_OF_A_DOUBT: f64 = 0.3;
+/// A wording that counts less is not worth a search.
+const LEAST_WEIGHT: f64 = 0.02;
 /// A cut that is less likely right than this is taken back at the next one.
 const LIKELY_CUT: f64 = 0.6;
 
@@ -107,6 +113,8 @@ pub struct ConversationState {
     since: Vec<String>,
     /// How likely the last cut was right.
     cut_likelihood: f64,
+    /// How likely the last message opened a subject, where the conversation was not cut.
+    doubt: f64,
 }
 
 /// One wording to search for.
@@ -229,10 +237,16 @@ pub fn plan(
             },
             since: with_message(&[], &line, &cues),
             cut_likelihood: logistic(-log_odds - weights.doubt_of_a_cut),
+            doubt: 0.0,
         }
     } else {
         ConversationState {
             since: with_message(&state.since, &line, &cues),
+            doubt: if cues.says_something() {
+                1.0 - continuity
+            } else {
+                state.doubt
+            },
             ..state.clone()
         }
     };
@@ -305,18 +319,27 @@ fn variants(
         variants.push(in_topic(joined(&state.since, line), continuity * cut));
         variants.push(in_topic(joined(&state.whole(), line), continuity * (1.0 - cut)));
     }
-    let question = question_gone_on_with(state, cues);
-    if !question.is_empty() {
+    let (narrower, share) = narrower_topic(state, cues);
+    if !narrower.is_empty() && continuity * share > LEAST_WEIGHT {
         for topic in variants.iter_mut().filter(|variant| !variant.alone) {
-            topic.weight *= 1.0 - WEIGHT_OF_A_QUESTION;
+            topic.weight *= 1.0 - share;
         }
-        variants.push(in_topic(
-            joined(question, line),
-            continuity * WEIGHT_OF_A_QUESTION,
-        ));
+        variants.push(in_topic(joined(narrower, line), continuity * share));
     }
     variants.sort_by(|a, b| b.weight.total_cmp(&a.weight));
     variants
+}
+
+/// The part of the topic that a message may be about instead of all of it, and how much of the topic's
+/// weight it has: the question that is gone on with, or else the last message, which may have opened a
+/// subject unnoticed.
+fn narrower_topic<'a>(state: &'a ConversationState, message: &Cues) -> (&'a [String], f64) {
+    let question = question_gone_on_with(state, message);
+    match &state.since[..] {
+        _ if !question.is_empty() => (question, WEIGHT_OF_A_QUESTION),
+        [_, .., last] => (std::slice::from_ref(last), WEIGHT_OF_A_DOUBT * state.doubt),
+        _ => (&[], 0.0),
+    }
 }
 
 /// What "How long?" or "And for two?" most likely asks more of: the last question that can be understood
@@ -390,10 +413,10 @@ fn as_line(message: &str) -> String {
     }
 }
 
-/// The messages with one more at their end, and nothing twice. One without any content, such as
-/// "Why?", says nothing about the topic and is not taken in.
+/// The messages with one more at their end, and nothing twice. One that says nothing about the topic is
+/// not taken in.
 fn with_message(messages: &[String], line: &str, cues: &Cues) -> Vec<String> {
-    if cues.content.is_empty() {
+    if !cues.says_something() {
         return messages.to_vec();
     }
     within_budget(&appended(messages, line))

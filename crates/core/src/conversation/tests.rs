@@ -247,7 +247,7 @@ proptest! {
             prop_assert!((0.0..=1.0).contains(&plan.continuity));
             let total: f64 = plan.variants.iter().map(|variant| variant.weight).sum();
             prop_assert!((total - 1.0).abs() < 1e-9);
-            prop_assert!(plan.variants.iter().any(|variant| variant.text == message));
+            prop_assert!(is_courtesy(message) || plan.variants.iter().any(|variant| variant.text == message));
             prop_assert!(plan.variants.windows(2).all(|pair| pair[0].weight >= pair[1].weight));
             prop_assert!(plan.topic.chars().count() <= MAX_TOPIC_CHARS);
             prop_assert!(!plan.topic.contains(char::is_control));
@@ -257,6 +257,39 @@ proptest! {
             state = next;
         }
     }
+}
+
+#[test]
+fn asking_for_more_leaves_the_topic_as_it_is() {
+    let state = after(&[("Can I bring my dog to the office?", 0.0)]);
+    for message in ["Can you elaborate?", "really?", "Why?", "please explain"] {
+        let plan = next_plan(&state, message, Some(0.0));
+        assert_eq!(plan.next.topic(), state.topic(), "{message}");
+        assert!(plan.query_text().starts_with("Can I bring my dog"), "{message}");
+    }
+}
+
+/// A subject may be opened without being noticed, and is then that of the next message.
+#[test]
+fn the_last_message_counts_by_itself_as_much_as_it_was_doubted() {
+    let asked = |similarity: f32| {
+        let state = after(&[
+            ("How do I bake sourdough bread?", 0.0),
+            ("Which flour does the bread need?", similarity),
+        ]);
+        let plan = next_plan(&state, "Is there a cheaper kind of it?", Some(0.5));
+        let narrow = plan
+            .variants
+            .iter()
+            .find(|variant| variant.text == "Which flour does the bread need? Is there a cheaper kind of it?")
+            .map(|variant| variant.weight);
+        let total: f64 = plan.variants.iter().map(|variant| variant.weight).sum();
+        assert!((total - 1.0).abs() < 1e-9);
+        narrow
+    };
+    let doubted = asked(0.1).unwrap();
+    assert!((0.02..0.3).contains(&doubted), "{doubted}");
+    assert_eq!(asked(0.9), None);
 }
 
 /// Two close subjects make one topic; what is asked more of is the last one.

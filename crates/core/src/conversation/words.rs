@@ -111,38 +111,102 @@ const MEASURES: &[&str] = &[
     "years",
 ];
 
+/// Words for being told more: a question that has no others, or only those for how much, is about what
+/// was said.
+const ASKING_MORE: &[&str] = &[
+    "clarify",
+    "detail",
+    "details",
+    "elaborate",
+    "example",
+    "examples",
+    "explain",
+    "mean",
+    "really",
+    "sorry",
+    "specific",
+    "summarise",
+    "summarize",
+];
+
 /// What is said to be polite, or to say that one has heard.
 const COURTESIES: &[&str] = &[
+    "a bunch",
+    "a million",
+    "ah",
+    "aha",
     "all right",
     "alright",
+    "alright then",
+    "appreciate it",
     "awesome",
+    "bonjour",
     "bye",
     "cheers",
     "cool",
+    "danke",
+    "danke schön",
     "excellent",
     "fine",
+    "for all",
+    "for explaining",
+    "for helping",
+    "for that",
+    "for the answer",
+    "for the explanation",
+    "for the help",
+    "for the info",
+    "for the information",
+    "for this",
+    "for your answer",
+    "for your help",
+    "for your time",
     "good",
     "good evening",
     "good morning",
     "goodbye",
     "got it",
+    "gotcha",
+    "gracias",
     "great",
+    "ha",
+    "haha",
+    "hallo",
     "hello",
     "hey",
     "hi",
+    "hm",
+    "hmm",
+    "hola",
+    "i appreciate it",
     "i see",
     "i understand",
     "interesting",
+    "lol",
+    "makes sense",
     "many thanks",
+    "merci",
+    "merci beaucoup",
+    "much appreciated",
+    "my bad",
+    "never mind",
+    "nevermind",
     "nice",
     "no",
     "no problem",
+    "nope",
+    "oh",
+    "oh ok",
     "ok",
+    "ok then",
     "okay",
     "perfect",
     "please",
     "right",
+    "so much",
+    "sounds good",
     "sure",
+    "thank u",
     "thank you",
     "thank you so much",
     "thank you very much",
@@ -151,12 +215,20 @@ const COURTESIES: &[&str] = &[
     "that helps",
     "that makes sense",
     "thx",
+    "ty",
+    "uh",
+    "um",
     "understood",
     "very good",
+    "vielen dank",
+    "wait",
     "wonderful",
     "wow",
     "yeah",
+    "yep",
     "yes",
+    "you too",
+    "yup",
 ];
 
 /// A question that begins with one of these goes on with what was asked before.
@@ -369,10 +441,15 @@ pub(super) struct Cues {
 }
 
 impl Cues {
-    /// How many words it has that say what it is about, besides those for how much.
+    /// How many words it has that say what it is about, besides those for how much and for more.
     pub(super) fn own_subjects(&self) -> usize {
-        let measure = |word: &&String| MEASURES.binary_search(&word.as_str()).is_ok();
-        self.content.iter().filter(|word| !measure(word)).count()
+        self.content.iter().filter(|word| is_subject(word)).count()
+    }
+
+    /// It has words that say something of a topic; "Why?" and "Can you elaborate?" have none.
+    pub(super) fn says_something(&self) -> bool {
+        let asks_more = |word: &String| ASKING_MORE.binary_search(&word.as_str()).is_ok();
+        !self.content.iter().all(asks_more)
     }
 
     /// It is less than a question: "At what temperature?", "How long?"
@@ -398,12 +475,15 @@ impl Cues {
     }
 }
 
-/// Whether a message is nothing but courtesies: "Ok, thanks!"
+/// Whether a message is nothing but courtesies: "Ok, thanks!" So is one without any word, such as an emoji.
 pub fn is_courtesy(message: &str) -> bool {
     if message.contains('?') {
         return false;
     }
     let said: Vec<String> = words(message).collect();
+    if said.is_empty() {
+        return !message.trim().is_empty();
+    }
     let mut rest = &said[..];
     while !rest.is_empty() {
         // The longest that fits, so that "thank you" leaves no "very much" behind.
@@ -417,7 +497,7 @@ pub fn is_courtesy(message: &str) -> bool {
             None => return false,
         }
     }
-    !said.is_empty()
+    true
 }
 
 fn begins_like_going_on(words: &[String]) -> bool {
@@ -438,6 +518,42 @@ fn points_like_it(words: &[String]) -> bool {
     })
 }
 
+/// "My laptop is broken, where do I bring it?" says itself what "it" is.
+fn says_what_it_is(message: &str) -> bool {
+    let mut named = false;
+    for clause in message.split([',', '.', ';', ':', '!', '?']) {
+        if is_courtesy(clause) {
+            continue;
+        }
+        let said: Vec<String> = words(clause).collect();
+        if said
+            .iter()
+            .any(|word| IMPERSONAL.binary_search(&word.as_str()).is_ok())
+        {
+            return named;
+        }
+        named |= said
+            .iter()
+            .any(|word| !is_function_word(word) && is_subject(word));
+    }
+    false
+}
+
+/// "How do I book one?" means one of what was spoken of.
+fn ends_with_one(words: &[String]) -> bool {
+    words.len() > 1 && words.last().is_some_and(|last| last == "one" || last == "ones")
+}
+
+/// "Does the company also add to my pension?" may open a subject: it has one, and "also" is a manner of
+/// speaking. Other words that add to what was said do not stand alone like that.
+fn adds_something_else(words: &HashSet<String>) -> bool {
+    let adding = || ADDING.iter().filter(|word| words.contains(**word));
+    let subjects = words
+        .iter()
+        .filter(|word| !is_function_word(word) && is_subject(word));
+    adding().count() > 0 && adding().all(|word| *word == "also") && subjects.count() >= 2
+}
+
 fn begins_as_part_of_a_sentence(words: &[String]) -> bool {
     let [first, second, ..] = words else {
         return false;
@@ -449,14 +565,14 @@ pub(super) fn cues(message: &str) -> Cues {
     let in_order: Vec<String> = words(message).collect();
     let going_on = begins_like_going_on(&in_order);
     let part_of_a_sentence = begins_as_part_of_a_sentence(if going_on { &in_order[1..] } else { &in_order });
-    let points_like_it = points_like_it(&in_order);
+    let like_it = points_like_it(&in_order) || ends_with_one(&in_order);
     let words: HashSet<String> = in_order.into_iter().collect();
     let any_of = |list: &[&str]| list.iter().any(|word| words.contains(*word));
     Cues {
         personal: any_of(PERSONAL),
-        impersonal: any_of(IMPERSONAL) || points_like_it,
+        impersonal: like_it || (any_of(IMPERSONAL) && !says_what_it_is(message)),
         pointing: any_of(POINTING),
-        adding: any_of(ADDING),
+        adding: any_of(ADDING) && !adds_something_else(&words),
         going_on,
         part_of_a_sentence,
         names: names(message),
@@ -514,6 +630,11 @@ fn is_function_word(word: &str) -> bool {
     FUNCTION.binary_search(&word).is_ok()
 }
 
+/// Whether a word of content says what a message is about.
+fn is_subject(word: &str) -> bool {
+    MEASURES.binary_search(&word).is_err() && ASKING_MORE.binary_search(&word).is_err()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -527,6 +648,7 @@ mod tests {
             POINTING,
             ADDING,
             MEASURES,
+            ASKING_MORE,
             COURTESIES,
             FUNCTION,
         ] {
@@ -565,8 +687,43 @@ mod tests {
     }
 
     #[test]
+    fn it_may_be_what_the_message_names() {
+        for within in [
+            "My laptop is broken, where do I bring it?",
+            "I forgot my password. How do I reset it?",
+        ] {
+            assert!(!cues(within).impersonal, "{within}");
+        }
+        for beyond in [
+            "It asks for a code, where do I get it?",
+            "Can I buy books with it?",
+            "Ok, how old is it?",
+            "How do I book one?",
+        ] {
+            assert!(cues(beyond).impersonal, "{beyond}");
+        }
+        assert!(!cues("Is one of the rooms free?").impersonal);
+    }
+
+    #[test]
+    fn also_adds_nothing_where_there_is_a_subject() {
+        for adding in [
+            "Did he also write?",
+            "Also from abroad?",
+            "What other pension plans are there?",
+        ] {
+            assert!(cues(adding).adding, "{adding}");
+        }
+        assert!(!cues("Does the company also add to my pension?").adding);
+    }
+
+    #[test]
     fn courtesies_are_known_alone() {
         for courtesy in [
+            "Thanks for your help!",
+            "thanks a bunch",
+            "Hmm, sounds good, ty",
+            "👍",
             "thanks",
             "Ok, thank you very much!",
             "Great 👍",
@@ -596,6 +753,8 @@ mod tests {
             "How often?",
             "But when?",
             "From which station?",
+            "Can you elaborate?",
+            "Really?",
         ] {
             assert!(cues(elliptic).is_elliptic(), "{elliptic}");
         }
