@@ -210,6 +210,38 @@ async fn a_copy_brings_all_collections_and_goes_on_where_it_was() {
         said.contains("is not a store") && !said.contains("hunter2"),
         "{said}"
     );
+    // Somebody forgot the scheme.
+    let bad = Setup::command(&["serve", "--no-embeddings", "--store", "u:hunter2@h/x"]).run();
+    let said = bad.failed_with(78);
+    assert!(
+        said.contains("is not a store") && !said.contains("hunter2"),
+        "{said}"
+    );
+}
+
+#[tokio::test]
+async fn a_file_with_an_id_twice_is_refused_and_leaves_nothing() {
+    let desk = Setup::command(&[]);
+    let lines = [
+        json!({"ragstone_export": 1, "collection": "twice", "dimensions": 2}),
+        json!({"id": "1", "text": "a", "embedding": [3, 4]}),
+        json!({"id": "1", "text": "b", "embedding": [1, 0]}),
+        json!({"end": {"documents": 2}}),
+    ];
+    let lines = lines.map(|line| format!("{line}\n")).concat();
+    let path = desk.file("twice.jsonl", &lines);
+    let server = Setup::without_models().start().await;
+    let refused = ragstone(&["import", text(&path), "--url", &server.url("")]).await;
+    let said = refused.failed_with(1);
+    assert!(
+        said.contains("line 3") && said.contains("the same id: \"1\""),
+        "{said}"
+    );
+    assert_eq!(
+        server.get("/collections").await.ok()["collections"],
+        json!([]),
+        "nothing is left"
+    );
 }
 
 /// The collection still knows its model, so that a text finds what it found before.

@@ -116,3 +116,82 @@ async fn a_database_that_hangs_keeps_nobody_waiting() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
+
+/// As on many hosted databases.
+#[tokio::test]
+async fn pgvector_may_be_in_a_schema_of_its_own() {
+    let url = new_database();
+    let extension = "CREATE SCHEMA \"Their extensions\"; CREATE EXTENSION vector SCHEMA \"Their extensions\"";
+    run_sql(&url, extension).unwrap();
+    let server = start(&url).await;
+    server.create("c").await;
+    let body = json!({"documents": [{"id": "a", "text": "text", "embedding": vector(1)}]});
+    server.post("/collections/c/documents", body).await.ok();
+    let found = server
+        .post("/collections/c/query", json!({"query_embedding": vector(1)}))
+        .await
+        .ok();
+    assert_eq!(found["results"][0]["id"], "a");
+}
+
+fn refused_to_serve(url: &str) -> String {
+    let serve = Setup::command(&["serve", "--no-embeddings", "--port", "0", "--store", url]);
+    serve.run().failed_with(1).to_owned()
+}
+
+#[tokio::test]
+async fn a_database_of_another_encoding_is_refused() {
+    let url = new_database();
+    let (address, name) = url.rsplit_once('/').unwrap();
+    run_sql(
+        &url,
+        &format!("CREATE DATABASE {name}_latin ENCODING 'LATIN1' TEMPLATE template0 LOCALE 'C'"),
+    )
+    .unwrap();
+    let said = refused_to_serve(&format!("{address}/{name}_latin"));
+    assert!(said.contains("LATIN1") && said.contains("UTF8"), "{said}");
+}
+
+#[tokio::test]
+async fn a_user_who_may_not_make_tables_is_refused_and_one_whose_password_changed_waits() {
+    let url = new_database();
+    drop(start(&url).await);
+    let (_, name) = url.rsplit_once('/').unwrap();
+    let user = format!("user_{name}");
+    run_sql(
+        &url,
+        &format!(
+            "CREATE ROLE {user} LOGIN PASSWORD 'first';
+             GRANT USAGE ON SCHEMA ragstone TO {user};
+             GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA ragstone TO {user};
+             GRANT USAGE ON ALL SEQUENCES IN SCHEMA ragstone TO {user}"
+        ),
+    )
+    .unwrap();
+    let theirs = url.replace("postgres:postgres@", &format!("{user}:first@"));
+    let said = refused_to_serve(&theirs);
+    assert!(said.contains(&format!("GRANT postgres TO {user}")), "{said}");
+    run_sql(&url, &format!("GRANT postgres TO {user}")).unwrap();
+    let server = start(&theirs).await;
+    server.create("c").await;
+
+    let password = |password: &str| {
+        let sql = format!(
+            "ALTER ROLE {user} PASSWORD '{password}';
+             SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{user}'"
+        );
+        run_sql(&url, &sql).unwrap();
+    };
+    password("second");
+    let refused = server.get("/collections").await;
+    refused.refused(503);
+    assert!(refused.headers.contains_key("retry-after"), "{refused:?}");
+    password("first");
+    for attempt in 0.. {
+        if server.get("/collections").await.status == 200 {
+            break;
+        }
+        assert!(attempt < 600, "the service does not resume");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}

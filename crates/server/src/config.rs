@@ -307,7 +307,8 @@ fn without_credentials(url: &str) -> String {
     let address = url.split_once('?').map_or(url, |(address, _)| address);
     match (address.split_once("://"), address.rsplit_once('@')) {
         (Some((scheme, _)), Some((_, rest))) => format!("{scheme}://…@{rest}"),
-        _ => address.to_owned(),
+        (None, Some((_, rest))) => format!("…@{rest}"),
+        (_, None) => address.to_owned(),
     }
 }
 

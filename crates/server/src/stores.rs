@@ -40,13 +40,17 @@ impl OpenStore {
             StoreLocation::Chroma { url, data_dir } => {
                 let store = connect_chroma(url)?;
                 let records = open_embedded(data_dir, held)?;
-                if let Err(error) = store.health().await {
-                    let error = format!("{:#}", anyhow::Error::from(error));
-                    tracing::warn!(
+                match store.health().await {
+                    Ok(_) => {}
+                    Err(error @ StoreError::Unavailable { .. }) => tracing::warn!(
                         url,
-                        error,
+                        error = format!("{:#}", anyhow::Error::from(error)),
                         "the store does not answer yet, and is asked again as requests come"
-                    );
+                    ),
+                    // What answers otherwise is no ChromaDB, or has no such database, and never will.
+                    Err(error) => {
+                        return Err(error).with_context(|| format!("the store {url} cannot be used"));
+                    }
                 }
                 Ok(Self::Chroma {
                     store: Arc::new(store),

@@ -59,10 +59,20 @@ pub enum Error {
     #[error("the database's address is not usable: {0}")]
     DatabaseUrl(String),
     #[error(
-        "the database lacks the extension pgvector, or its user may not create it: install pgvector, then run \
+        "the database lacks the extension pgvector, or its user may not create or use it: install pgvector, then run \
          CREATE EXTENSION vector in this database as its owner"
     )]
     NoVectorExtension(#[source] Option<Box<Error>>),
+    #[error(
+        "the database stores text as {0}, which has not all characters: make one with CREATE DATABASE ... \
+         ENCODING 'UTF8' TEMPLATE template0"
+    )]
+    DatabaseEncoding(String),
+    #[error(
+        "the database's user {user} may not make and drop tables in the schema 'ragstone': use its owner, or run \
+         GRANT {owner} TO {user}"
+    )]
+    MissingRights { user: String, owner: String },
     #[error("all connections to the database are busy")]
     DatabaseBusy,
     #[error("the database did not answer in time")]
@@ -123,7 +133,8 @@ impl From<PoolError> for Error {
     }
 }
 
-/// Connections that break or are refused, and a server that starts, stops, or has no room.
+/// Connections that break or are refused, and a server that starts, stops, or has no room. One that does
+/// not take the password any more, or not know the database, may do so again.
 fn is_unreachable(error: &tokio_postgres::Error) -> bool {
     match error.code() {
         None => {
@@ -132,7 +143,9 @@ fn is_unreachable(error: &tokio_postgres::Error) -> bool {
         }
         Some(code) => {
             code.code().starts_with("08")
+                || code.code().starts_with("28")
                 || [
+                    SqlState::INVALID_CATALOG_NAME,
                     SqlState::ADMIN_SHUTDOWN,
                     SqlState::CRASH_SHUTDOWN,
                     SqlState::CANNOT_CONNECT_NOW,

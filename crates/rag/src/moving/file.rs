@@ -1,12 +1,15 @@
 //! Exports that are read.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use async_trait::async_trait;
+use ragstone_core::collection::shorten;
 use ragstone_core::error::InvalidInput;
 use ragstone_core::store::MovedDocument;
+use sha2::{Digest, Sha256};
 
 use super::format::{Claim, DocumentLine, Head, Sum, Summing, head_sha256};
 use super::transfer::check_claim;
@@ -33,6 +36,8 @@ pub(super) struct Lines {
     reader: Reader,
     /// Of the last line that was read, from 1.
     number: u64,
+    /// The ids that were read, by half of their SHA-256: a file may have millions.
+    ids: HashSet<[u8; 16]>,
 }
 
 impl FileSource {
@@ -70,7 +75,7 @@ impl FileSource {
     }
 
     pub fn read(reader: Reader) -> Result<Self, ServiceError> {
-        Self::begin(Lines { reader, number: 0 }, "the export")
+        Self::begin(Lines::new(reader), "the export")
     }
 
     fn begin(mut lines: Lines, shown: &str) -> Result<Self, ServiceError> {
@@ -135,8 +140,15 @@ impl Source for FileSource {
 
 impl Lines {
     pub(super) fn of(file: File) -> Self {
-        let reader = Box::new(BufReader::with_capacity(1 << 20, file));
-        Self { reader, number: 0 }
+        Self::new(Box::new(BufReader::with_capacity(1 << 20, file)))
+    }
+
+    fn new(reader: Reader) -> Self {
+        Self {
+            reader,
+            number: 0,
+            ids: HashSet::new(),
+        }
     }
 
     /// Documents, and the last line if it was reached.
@@ -156,7 +168,14 @@ impl Lines {
             }
             bytes += line.len();
             let document = DocumentLine::parse(&line).and_then(DocumentLine::check);
-            documents.push(document.map_err(|problem| self.at(problem.message()))?);
+            let document = document.map_err(|problem| self.at(problem.message()))?;
+            if !self.ids.insert(digest(document.document.id.as_str())) {
+                let id = shorten(document.document.id.as_str());
+                return Err(self
+                    .at(&format!("an earlier document has the same id: {id:?}"))
+                    .into());
+            }
+            documents.push(document);
         }
         Ok((documents, None))
     }
@@ -190,6 +209,12 @@ impl Lines {
     fn at(&self, problem: &str) -> InvalidInput {
         InvalidInput::new(format!("line {}: {problem}", self.number))
     }
+}
+
+fn digest(id: &str) -> [u8; 16] {
+    let mut half = [0; 16];
+    half.copy_from_slice(&Sha256::digest(id)[..16]);
+    half
 }
 
 /// Reads a whole export and checks every line of it. Blocks.

@@ -21,8 +21,11 @@ use crate::error::{Error, Result};
 
 /// What every connection is set to. A transaction whose process is gone does not hold its locks.
 /// Without the iterative scan, a filtered search would come back with too few. How broad a walk is
-/// depends on the search.
+/// depends on the search. pgvector is found in whichever schema it was put.
 const SESSION: &str = "
+SELECT set_config('search_path',
+    concat_ws(', ', nullif(current_setting('search_path'), ''), quote_ident(nspname)), false)
+FROM pg_extension JOIN pg_namespace ON pg_namespace.oid = extnamespace WHERE extname = 'vector';
 SET idle_in_transaction_session_timeout = '20s';
 SET hnsw.iterative_scan = 'relaxed_order';
 SET hnsw.max_scan_tuples = 40000;

@@ -64,6 +64,7 @@ pub(super) async fn migrate(pool: &Pool) -> Result<()> {
                 .push(")"),
         )
         .await?;
+    check_encoding(&session).await?;
     let found = applied(&session).await?;
     let known = known();
     if found > known {
@@ -96,7 +97,43 @@ pub(super) async fn migrate(pool: &Pool) -> Result<()> {
                 .await?;
         }
     }
+    check_rights(&session).await?;
     session.commit().await
+}
+
+/// Any text can be stored in UTF-8 alone; elsewhere some of it would fail later.
+async fn check_encoding(session: &Session) -> Result<()> {
+    let row = session
+        .query_one(&Statement::new("SELECT current_setting('server_encoding')"))
+        .await?;
+    match row.try_get::<_, &str>(0)? {
+        "UTF8" => Ok(()),
+        other => Err(Error::DatabaseEncoding(other.to_owned())),
+    }
+}
+
+/// Collections are tables that come and go, so using them is not enough.
+async fn check_rights(session: &Session) -> Result<()> {
+    let row = session
+        .query_one(&Statement::new(
+            "SELECT to_regtype('vector') IS NOT NULL,
+                 has_schema_privilege('ragstone', 'CREATE') AND NOT EXISTS (
+                     SELECT FROM pg_class WHERE relnamespace = 'ragstone'::regnamespace
+                     AND relkind IN ('r', 'S') AND NOT pg_has_role(relowner, 'USAGE')),
+                 current_user::text, pg_get_userbyid(nspowner)::text
+             FROM pg_namespace WHERE nspname = 'ragstone'",
+        ))
+        .await?;
+    if !row.try_get::<_, bool>(0)? {
+        return Err(Error::NoVectorExtension(None));
+    }
+    if !row.try_get::<_, bool>(1)? {
+        return Err(Error::MissingRights {
+            user: row.try_get(2)?,
+            owner: row.try_get(3)?,
+        });
+    }
+    Ok(())
 }
 
 /// How many migrations there are.
