@@ -184,7 +184,10 @@ impl ServiceClient {
             .user_agent(concat!("ragstone/", env!("CARGO_PKG_VERSION")))
             .redirect(redirect::Policy::none())
             .connect_timeout(policy.connect_timeout.min(policy.deadline))
-            .dns_resolver(Arc::new(GuardedResolver(addresses)));
+            .dns_resolver(Arc::new(GuardedResolver {
+                rule: addresses,
+                port: base_url.port_or_known_default(),
+            }));
         if is_foreign || address::is_local(&base_url) {
             builder = builder.no_proxy();
         }

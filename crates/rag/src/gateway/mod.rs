@@ -15,7 +15,7 @@ use ragstone_core::collection::{Collection, shorten};
 use ragstone_core::provider::{Health, HealthStatus, ProviderError, RagProvider};
 use ragstone_providers::ConfigError;
 use ragstone_providers::config::{Environment, ServiceConfig};
-use ragstone_providers::http::AddressRule;
+use ragstone_providers::http::{AddressRule, NamedHost};
 use ragstone_providers::rag::{ConnectContext, Embedders, Registry};
 
 pub use local::LocalProvider;
@@ -54,7 +54,7 @@ pub struct Gateway {
     services: Arc<[NamedService]>,
     registry: Arc<Registry>,
     embedders: Embedders,
-    reachable_hosts: Vec<String>,
+    reachable_hosts: Vec<NamedHost>,
 }
 
 /// What a gateway is made of, besides the service of this process.
@@ -62,7 +62,7 @@ pub struct GatewayConfig<'a> {
     pub services: &'a BTreeMap<String, ServiceConfig>,
     /// Hosts with a private address that clients may try a connection to, besides those of the
     /// configured services.
-    pub reachable_hosts: Vec<String>,
+    pub reachable_hosts: Vec<NamedHost>,
     pub environment: Environment<'a>,
 }
 
@@ -137,8 +137,8 @@ impl Gateway {
 
     /// Connects to a backend as a client describes it and asks how it is.
     ///
-    /// The description comes from outside: private addresses are only for the hosts that the operator
-    /// has named, and `${NAME}` is no way to learn a variable of this process.
+    /// The description comes from outside: private addresses are only for the hosts and ports that the
+    /// operator has named, and `${NAME}` is no way to learn a variable of this process.
     pub async fn try_connection(&self, config: &ServiceConfig) -> Result<Health, ConfigError> {
         let backend = self.registry.connect(
             config,
@@ -146,7 +146,7 @@ impl Gateway {
                 service: &config.provider,
                 embedders: Arc::clone(&self.embedders),
                 addresses: AddressRule::Foreign {
-                    allowed_hosts: self.reachable_hosts.clone(),
+                    allowed: self.reachable_hosts.clone(),
                 },
                 environment: &|_| None,
             },
