@@ -290,7 +290,7 @@ impl Inner {
                     })?
             }
         };
-        let patience = call.patience.unwrap_or(self.policy.deadline);
+        let patience = operation::patience(call.patience.unwrap_or(self.policy.deadline));
         let deadline = operation::deadline(patience);
         // A call that others of its operation left little time to says nothing about the service.
         let is_cut = deadline < retry::after(patience / 2);

@@ -23,5 +23,5 @@ mod settings;
 
 pub use address::{AddressRule, NamedHost};
 pub use client::{Answer, Breaking, ByteStream, Call, Repeat, ServiceClient};
-pub use operation::operation;
+pub use operation::{operation, within};
 pub use settings::{Auth, ClientSettings, Policy};

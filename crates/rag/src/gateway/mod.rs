@@ -9,13 +9,14 @@ mod local;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::join_all;
 use ragstone_core::collection::{Collection, shorten};
 use ragstone_core::provider::{Health, HealthStatus, ProviderError, RagProvider};
 use ragstone_providers::ConfigError;
 use ragstone_providers::config::{Environment, ServiceConfig};
-use ragstone_providers::http::{AddressRule, NamedHost};
+use ragstone_providers::http::{AddressRule, NamedHost, within};
 use ragstone_providers::rag::{ConnectContext, Embedders, Registry};
 
 pub use local::LocalProvider;
@@ -188,9 +189,13 @@ impl ServiceCollections<'_> {
     }
 }
 
+/// Whoever asks all services waits no longer for any of them, whatever its own deadline is.
+const PATIENCE_WITH_ALL: Duration = Duration::from_secs(5);
+
 /// Asks every service at once.
 pub async fn all_collections(gateway: &Gateway) -> Vec<ServiceCollections<'_>> {
-    join_all(gateway.services().iter().map(collections_of)).await
+    let lists = join_all(gateway.services().iter().map(collections_of));
+    within(PATIENCE_WITH_ALL, lists).await
 }
 
 /// Asks one service.
@@ -205,7 +210,8 @@ pub async fn collections_of(service: &NamedService) -> ServiceCollections<'_> {
 /// The health of every service, asked at once.
 pub async fn all_health(gateway: &Gateway) -> Vec<(&NamedService, Health)> {
     let services = gateway.services();
-    let health = join_all(services.iter().map(|service| service.backend.health())).await;
+    let health = join_all(services.iter().map(|service| service.backend.health()));
+    let health = within(PATIENCE_WITH_ALL, health).await;
     services.iter().zip(health).collect()
 }
 
