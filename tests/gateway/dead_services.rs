@@ -156,6 +156,57 @@ async fn past_its_deadline_a_service_is_a_gateway_timeout() {
     assert!(detail.contains("'bad'") && detail.contains("200 ms"), "{detail}");
 }
 
+/// It has half a minute for an answer; whoever asks all services has not.
+#[tokio::test]
+async fn one_that_hangs_does_not_hold_up_the_others() {
+    let yaml = services(&[("bad", &answering("").await)]).replace("timeoutMs: 2000, ", "");
+    let server = with_model(Setup::serve()).config(&yaml).start().await;
+    create(&server, "local", "c", json!({})).await;
+    add(&server, "local", "c", &["one"]).await;
+    let targets = ["bad", "local"].map(|service| json!({"service": service, "name": "c"}));
+    let ask = json!({"user_message": "one", "collections": targets});
+    let (collected, listed, health) = tokio::join!(
+        server.post("/api/rag/collect", ask),
+        server.get("/api/collections"),
+        server.get("/api/services"),
+    );
+    let collected = collected.ok();
+    assert_eq!(collected["results"].as_array().unwrap().len(), 1, "{collected}");
+    assert_eq!(
+        collected["warnings"],
+        json!(["bad/c: service 'bad' did not answer within 10000 ms"])
+    );
+    let of_all = json!("service 'bad' did not answer within 5000 ms");
+    let listed = &listed.ok()["services"][1];
+    assert_eq!(
+        (&listed["status"], &listed["error"]),
+        (&json!("unhealthy"), &of_all)
+    );
+    let health = &health.ok()["services"][1]["health"];
+    assert_eq!(
+        (&health["status"], &health["message"]),
+        (&json!("unhealthy"), &of_all)
+    );
+}
+
+#[tokio::test]
+async fn what_a_client_has_to_mend_is_no_warning() {
+    for (head, status, warns) in [
+        ("404 Not Found", 404, false),
+        ("401 Unauthorized", 401, true),
+        ("500 Oops", 502, true),
+    ] {
+        let url = answering(answer(head, r#"{"detail":"not here"}"#)).await;
+        let server = beside(&url).await;
+        server.get("/api/collections/c?service=bad").await.refused(status);
+        let (_, log) = server.stop();
+        let told = log
+            .lines()
+            .any(|line| line.contains("WARN") && line.contains("bad"));
+        assert_eq!(told, warns, "{head}: {log}");
+    }
+}
+
 #[tokio::test]
 async fn a_4xx_passes_through_with_everything_it_says() {
     let head = "429 Slow Down\r\ncontent-type: application/problem+json\r\nretry-after: 7";

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Pair, nobody, pair};
+use super::{Pair, nobody, pair, services};
 use crate::support::{Setup, plain};
 
 #[tokio::test]
@@ -92,6 +92,16 @@ async fn a_configuration_that_does_not_fit_is_refused_by_field() {
             json!({"url": "http://127.0.0.1", "auth": {"type": "api_key", "header": "Host", "key": "k"}}),
             "auth.header",
         ),
+        (
+            "chromadb-wrapper",
+            json!({"url": "http://127.0.0.1", "timeout_ms": 1}),
+            "timeout_ms",
+        ),
+        (
+            "chromadb-wrapper",
+            json!({"url": "http://127.0.0.1", "auth": {"type": "bearer", "token": "two\nlines"}}),
+            "auth.token: has characters",
+        ),
         ("local", json!({"url": "http://127.0.0.1"}), "url"),
     ] {
         let detail = tried(&server, id, config).await.refused(400);
@@ -135,6 +145,27 @@ async fn private_addresses_are_for_those_who_are_on_the_machine() {
         !answer.text.to_lowercase().contains("refused"),
         "nothing can be learned of ports inside: {answer:?}"
     );
+}
+
+/// What the configuration names is one port of a host: what else listens there is nobody's business.
+#[tokio::test]
+async fn of_a_private_host_only_the_port_that_is_configured_can_be_tried() {
+    let (far, other) = (plain().await, plain().await);
+    let open = Setup::without_models()
+        .config(&services(&[("far", &far.url(""))]))
+        .arg("--host")
+        .arg("0.0.0.0")
+        .arg("--allow-no-key")
+        .start()
+        .await;
+    let named = tried(&open, "chromadb-wrapper", json!({"url": far.url("")})).await;
+    assert_eq!(named.ok()["status"], "healthy");
+    for url in [other.url(""), nobody()] {
+        let detail = tried(&open, "chromadb-wrapper", json!({"url": url}))
+            .await
+            .refused(400);
+        assert!(detail.contains("url: ") && detail.contains("private"), "{detail}");
+    }
 }
 
 /// A proxy would look a name up where nobody checks what it leads to, and see the key.
@@ -185,6 +216,10 @@ async fn services_are_wrong_before_the_start_and_not_after_it() {
             "tiemout",
         ),
         ("conversations: {ttlSeconds: 0}", "ttlSeconds"),
+        (
+            "services: {null: {provider: chromadb-wrapper, url: 'http://127.0.0.1'}}",
+            "null is no text: put it in quotes",
+        ),
     ] {
         let finished = Setup::without_models().config(yaml).run();
         assert!(finished.failed_with(78).contains(named), "{finished:?}");

@@ -48,6 +48,12 @@ async fn it_is_complete() {
                     "{name}"
                 );
             }
+            if path.starts_with("/api/") && responses.contains_key("502") {
+                assert!(
+                    responses.contains_key("429"),
+                    "{name} passes on what a service says"
+                );
+            }
             if let Some(body) = operation.get("requestBody") {
                 assert!(responses.contains_key("400"), "{name}");
                 let forms = body["content"].as_object().expect("the forms of the body");

@@ -58,7 +58,7 @@ async fn chromadb_conforms() {
     numbers_that_other_clients_change_are_seen(&server, &*provider).await;
     vectors_keep_their_length_where_it_counts(&server, &*provider).await;
     a_collection_is_searched_while_it_gets_its_first_documents(&*provider).await;
-    a_missing_database_is_a_degraded_service(&server).await;
+    a_missing_database_is_an_unhealthy_service(&server).await;
     a_missing_database_is_the_services_fault(&server).await;
 }
 
@@ -186,10 +186,10 @@ async fn collections_that_cannot_be_searched_or_named_are_refused(
     }
 }
 
-async fn a_missing_database_is_a_degraded_service(server: &ChromaServer) {
+async fn a_missing_database_is_an_unhealthy_service(server: &ChromaServer) {
     let config = json!({"provider": "chromadb", "url": server.url(), "database": "nowhere"});
     let health = try_connect(config, embedders()).unwrap().health().await;
-    assert_eq!(health.status, HealthStatus::Degraded, "{health:?}");
+    assert_eq!(health.status, HealthStatus::Unhealthy, "{health:?}");
 }
 
 const COLLECTIONS: &str = "api/v2/tenants/default_tenant/databases/default_database/collections";

@@ -15,6 +15,7 @@ use ragstone_models::hub::{Hub, HubSettings, ModelSource};
 use ragstone_models::{Engine, EngineOptions, LoadError, open_cross_encoder, open_embedder};
 use ragstone_providers::config::{ProviderEntry, Providers};
 use ragstone_providers::embedding::{self, CONTRACT_TYPE, ContractClient};
+use ragstone_providers::http::NamedHost;
 use ragstone_rag::conversations::{self, Conversations, TopicModel};
 use ragstone_rag::gateway::{Gateway, GatewayConfig};
 use ragstone_rag::ingest::Ingestion;
@@ -171,7 +172,7 @@ fn sweep_interval(settings: &Settings) -> Duration {
 /// The gateway over the configured services. Whoever reaches a server that listens on this machine
 /// alone is on this machine, and may try connections to it.
 fn connect_services(settings: &Settings, service: &Service) -> Result<Gateway, ConfigError> {
-    let this_machine = ["localhost", "127.0.0.1", "[::1]"].map(str::to_owned);
+    let this_machine = ["localhost", "127.0.0.1", "[::1]"].map(NamedHost::with_all_ports);
     let config = GatewayConfig {
         services: &settings.services,
         reachable_hosts: if settings.host.is_loopback() {

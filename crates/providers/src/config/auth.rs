@@ -1,6 +1,8 @@
 //! How to sign in to a service.
 
+use reqwest::header::HeaderValue;
 use schemars::JsonSchema;
+use secrecy::ExposeSecret;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -18,8 +20,9 @@ pub enum AuthConfig {
     /// A token, sent as `Authorization: Bearer TOKEN`.
     #[schemars(title = "Bearer token")]
     Bearer {
-        /// The token itself, or `${NAME}` for a variable of the server's environment.
-        #[schemars(title = "Token", example = &"${SERVICE_TOKEN}")]
+        /// The token itself. The configuration file may say `${NAME}` for a variable of the server's environment;
+        /// while a connection is tried, none is looked up.
+        #[schemars(title = "Token", example = &"8d1f2c-token")]
         token: Secret,
     },
     /// User name and password.
@@ -28,8 +31,9 @@ pub enum AuthConfig {
         /// The name to sign in with.
         #[schemars(title = "User name", example = &"ragstone")]
         username: String,
-        /// The password itself, or `${NAME}` for a variable of the server's environment.
-        #[schemars(title = "Password", example = &"${SERVICE_PASSWORD}")]
+        /// The password itself. The configuration file may say `${NAME}` for a variable of the server's environment;
+        /// while a connection is tried, none is looked up.
+        #[schemars(title = "Password", example = &"8d1f2c-password")]
         password: Secret,
     },
     /// A key in a header of its own.
@@ -38,8 +42,9 @@ pub enum AuthConfig {
         /// The header that the key is sent in.
         #[schemars(title = "Header", example = &"X-API-Key", default = "default_key_header")]
         header: String,
-        /// The key itself, or `${NAME}` for a variable of the server's environment.
-        #[schemars(title = "Key", example = &"${SERVICE_KEY}")]
+        /// The key itself. The configuration file may say `${NAME}` for a variable of the server's environment;
+        /// while a connection is tried, none is looked up.
+        #[schemars(title = "Key", example = &"8d1f2c-key")]
         key: Secret,
     },
 }
@@ -82,7 +87,6 @@ enum AuthKind {
     None,
     Bearer,
     Basic,
-    #[serde(alias = "apiKey", alias = "header")]
     ApiKey,
 }
 
@@ -128,15 +132,26 @@ impl AuthConfig {
                 .resolve(field, env)?
                 .ok_or_else(|| ConfigError::field(field, "must not be empty"))
         };
+        // What is sent as it is, and not encoded first, has to fit into a header.
+        let in_header = |secret: &Secret, field: &str| {
+            let secret = required(secret, field)?;
+            match HeaderValue::from_str(secret.expose_secret()) {
+                Ok(_) => Ok(secret),
+                Err(_) => Err(ConfigError::field(
+                    field,
+                    "has characters that cannot be sent in a header, such as a line break",
+                )),
+            }
+        };
         Ok(match self {
             Self::None => Auth::None,
-            Self::Bearer { token } => Auth::Bearer(required(token, "auth.token")?),
+            Self::Bearer { token } => Auth::Bearer(in_header(token, "auth.token")?),
             Self::Basic { username, password } => Auth::Basic {
                 username: username.clone(),
                 password: required(password, "auth.password")?,
             },
             Self::ApiKey { header, key } => {
-                let ((), key) = both(check_key_header(header), required(key, "auth.key"))?;
+                let ((), key) = both(check_key_header(header), in_header(key, "auth.key"))?;
                 Auth::Header {
                     name: header.clone(),
                     key,
@@ -189,6 +204,32 @@ mod tests {
             let error = auth.resolve(&|_| None).unwrap_err().to_string();
             assert!(error.starts_with("auth.header: "), "{error}");
         }
+    }
+
+    #[test]
+    fn what_does_not_fit_into_a_header_is_an_error_of_its_field() {
+        let secret = || Secret::new("two\nlines");
+        for (auth, field) in [
+            (AuthConfig::Bearer { token: secret() }, "auth.token"),
+            (
+                AuthConfig::ApiKey {
+                    header: default_key_header(),
+                    key: secret(),
+                },
+                "auth.key",
+            ),
+        ] {
+            let error = auth.resolve(&|_| None).unwrap_err().to_string();
+            assert!(
+                error.starts_with(&format!("{field}: ")) && !error.contains("two"),
+                "{error}"
+            );
+        }
+        let encoded = AuthConfig::Basic {
+            username: "u".into(),
+            password: secret(),
+        };
+        assert!(encoded.resolve(&|_| None).is_ok());
     }
 
     #[test]

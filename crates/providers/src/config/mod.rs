@@ -12,6 +12,7 @@ use serde::Deserialize;
 
 pub use auth::AuthConfig;
 pub use secret::{Environment, Secret, interpolate, process_environment};
+pub(crate) use service::whole_number;
 pub use service::{Endpoint, RetryConfig, ServiceConfig, read_connection};
 
 /// The `providers` section: named credentials.

@@ -52,7 +52,10 @@ impl schemars::JsonSchema for Secret {
     }
 
     fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        schemars::json_schema!({"type": "string", "format": "password", "writeOnly": true})
+        // Neither empty nor nothing but blanks.
+        schemars::json_schema!({
+            "type": "string", "format": "password", "writeOnly": true, "minLength": 1, "pattern": r"\S",
+        })
     }
 }
 

@@ -7,28 +7,91 @@ use ragstone_core::Metadata;
 use ragstone_core::error::in_plain_words;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use super::auth::AuthConfig;
 use super::secret::Environment;
 use crate::error::{ConfigError, Faults, both};
-use crate::http::{AddressRule, Auth, ClientSettings, Policy, ServiceClient};
+use crate::http::{AddressRule, Auth, ClientSettings, NamedHost, Policy, ServiceClient};
 
 /// One entry of `services`: the kind of backend, and its connection as that kind's schema has it.
 #[derive(Clone, Deserialize)]
 pub struct ServiceConfig {
     /// The id of a registered kind of backend.
     pub provider: String,
-    #[serde(flatten)]
+    #[serde(flatten, deserialize_with = "as_in_the_schema")]
     pub connection: Metadata,
 }
 
+/// The configuration file may say `timeout_ms` for `timeoutMs`, and may name a sign-in otherwise than the
+/// schema does. What the schema describes is one spelling, to which everybody else is held.
+fn as_in_the_schema<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Metadata, D::Error> {
+    let mut connection = Metadata::deserialize(deserializer)?;
+    rename(&mut connection, "timeout_ms", "timeoutMs");
+    if let Some(Value::Object(retry)) = connection.get_mut("retry") {
+        rename(retry, "max_attempts", "maxAttempts");
+        rename(retry, "delay_ms", "delayMs");
+    }
+    if let Some(kind) = connection.get_mut("auth").and_then(|auth| auth.get_mut("type"))
+        && matches!(kind.as_str(), Some("apiKey" | "header"))
+    {
+        *kind = "api_key".into();
+    }
+    Ok(connection)
+}
+
+/// A field that is there in both spellings stays in both, and is then unknown in one of them.
+fn rename(fields: &mut Metadata, from: &str, to: &str) {
+    if !fields.contains_key(to)
+        && let Some(value) = fields.remove(from)
+    {
+        fields.insert(to.to_owned(), value);
+    }
+}
+
+/// A whole number in any form that JSON Schema takes for one: `30000`, and `30000.0` as well.
+pub(crate) fn whole_number<'de, D, N>(deserializer: D) -> Result<N, D::Error>
+where
+    D: Deserializer<'de>,
+    N: TryFrom<u64>,
+{
+    use serde::de::{Error, Unexpected, Visitor};
+
+    struct Whole;
+
+    impl Visitor<'_> for Whole {
+        type Value = u64;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("a whole number, zero or more")
+        }
+
+        fn visit_u64<E: Error>(self, number: u64) -> Result<u64, E> {
+            Ok(number)
+        }
+
+        fn visit_i64<E: Error>(self, number: i64) -> Result<u64, E> {
+            u64::try_from(number).map_err(|_| E::invalid_value(Unexpected::Signed(number), &self))
+        }
+
+        fn visit_f64<E: Error>(self, number: f64) -> Result<u64, E> {
+            if number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&number) {
+                Ok(number as u64)
+            } else {
+                Err(E::invalid_value(Unexpected::Float(number), &self))
+            }
+        }
+    }
+
+    let number = deserializer.deserialize_u64(Whole)?;
+    N::try_from(number).map_err(|_| D::Error::invalid_value(Unexpected::Unsigned(number), &Whole))
+}
+
 impl ServiceConfig {
-    /// The host that its address names, where it has one.
-    pub fn host(&self) -> Option<String> {
-        let url = reqwest::Url::parse(self.connection.get("url")?.as_str()?).ok()?;
-        url.host_str().map(str::to_owned)
+    /// The host and port that its address names, where it has one.
+    pub fn host(&self) -> Option<NamedHost> {
+        NamedHost::of_url(self.connection.get("url")?.as_str()?.trim())
     }
 }
 
@@ -48,11 +111,11 @@ impl std::fmt::Debug for ServiceConfig {
 pub struct RetryConfig {
     /// How often a call is sent at most.
     #[schemars(title = "Attempts", range(min = 1, max = 10))]
-    #[serde(alias = "max_attempts")]
+    #[serde(deserialize_with = "whole_number")]
     pub max_attempts: u32,
     /// The wait before the second attempt, in milliseconds; it doubles from one to the next.
     #[schemars(title = "Delay (ms)", range(max = 60000))]
-    #[serde(alias = "delay_ms")]
+    #[serde(deserialize_with = "whole_number")]
     pub delay_ms: u64,
 }
 
@@ -247,6 +310,44 @@ mod tests {
         ] {
             let message = refusal(connection);
             assert!(message.starts_with(start), "{message}");
+        }
+    }
+
+    #[test]
+    fn the_configuration_file_may_spell_in_another_way() {
+        let config: ServiceConfig = serde_saphyr::from_str(
+            "{provider: p, url: u, timeout_ms: 5, auth: {type: header, key: k}, retry: {max_attempts: 2, delayMs: 1}}",
+        )
+        .unwrap();
+        assert_eq!(
+            Value::Object(config.connection),
+            json!({"url": "u", "timeoutMs": 5, "auth": {"type": "api_key", "key": "k"},
+                "retry": {"maxAttempts": 2, "delayMs": 1}})
+        );
+        let twice: ServiceConfig =
+            serde_json::from_value(json!({"provider": "p", "timeout_ms": 5, "timeoutMs": 6})).unwrap();
+        assert_eq!(
+            Value::Object(twice.connection),
+            json!({"timeout_ms": 5, "timeoutMs": 6})
+        );
+    }
+
+    #[test]
+    fn whole_numbers_are_whole_in_any_form() {
+        let read = |attempts: Value| {
+            serde_json::from_value::<RetryConfig>(json!({"maxAttempts": attempts, "delayMs": 1.0}))
+        };
+        assert_eq!(read(json!(3.0)).unwrap().max_attempts, 3);
+        for wrong in [
+            json!(2.5),
+            json!(-1),
+            json!(-1.0),
+            json!(1e300),
+            json!(u64::MAX),
+            json!("3"),
+        ] {
+            let message = read(wrong).unwrap_err().to_string();
+            assert!(message.contains("a whole number"), "{message}");
         }
     }
 

@@ -17,9 +17,40 @@ pub enum AddressRule {
     Configured,
     /// As before, but names must lead to public addresses.
     PublicNames,
-    /// The URL comes from a client. Only public addresses, also when written as one, except for the
-    /// hosts that the operator's own configuration names.
-    Foreign { allowed_hosts: Vec<String> },
+    /// The URL comes from a client. Only public addresses, also when written as one, except for what
+    /// the operator's own configuration names.
+    Foreign { allowed: Vec<NamedHost> },
+}
+
+/// A host that may have a private address, because the operator named it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedHost {
+    host: String,
+    /// What else listens on the host was not named with it. `None` is for a host whose every port is
+    /// open to whoever asks.
+    port: Option<u16>,
+}
+
+impl NamedHost {
+    /// The host and the port that a URL leads to.
+    pub fn of_url(url: &str) -> Option<Self> {
+        let url = Url::parse(url).ok()?;
+        Some(Self {
+            host: url.host_str()?.to_owned(),
+            port: Some(url.port_or_known_default()?),
+        })
+    }
+
+    pub fn with_all_ports(host: impl Into<String>) -> Self {
+        Self {
+            host: host.into(),
+            port: None,
+        }
+    }
+
+    fn covers(&self, host: &str, port: Option<u16>) -> bool {
+        self.host.eq_ignore_ascii_case(host) && (self.port.is_none() || self.port == port)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,31 +65,32 @@ impl AddressRule {
     /// Checks what can be checked before a name is resolved.
     pub(super) fn check_url(&self, url: &Url) -> Result<(), String> {
         let host = url.host_str().unwrap_or_default();
+        let port = url.port_or_known_default();
         let allowed = match literal(host) {
-            Some(ip) => self.names(host) || scope(ip) == Scope::Public,
-            None => !is_localhost(host) || self.names(host),
+            Some(ip) => self.names(host, port) || scope(ip) == Scope::Public,
+            None => !is_localhost(host) || self.names(host, port),
         };
         if allowed {
             return Ok(());
         }
         Err(format!(
-            "'{host}' is a private address, and only the configuration file may name those"
+            "'{host}' is a private address: only the hosts and ports that the configuration file names can be tried"
         ))
     }
 
-    /// Whether the configuration itself names this host, so that it may be private.
-    fn names(&self, host: &str) -> bool {
+    /// Whether the configuration itself names this host and port, so that it may be private.
+    fn names(&self, host: &str, port: Option<u16>) -> bool {
         match self {
             Self::Configured | Self::PublicNames => literal(host).is_some() || is_localhost(host),
-            Self::Foreign { allowed_hosts } => allowed_hosts.iter().any(|h| h.eq_ignore_ascii_case(host)),
+            Self::Foreign { allowed } => allowed.iter().any(|named| named.covers(host, port)),
         }
     }
 
-    fn admits(&self, host: &str, ip: IpAddr) -> bool {
+    fn admits(&self, host: &str, port: Option<u16>, ip: IpAddr) -> bool {
         match (self, scope(ip)) {
             (_, Scope::Public) => true,
             (Self::Configured, Scope::Private) => true,
-            (_, Scope::Private) => self.names(host),
+            (_, Scope::Private) => self.names(host, port),
             (_, Scope::Never) => false,
         }
     }
@@ -66,17 +98,21 @@ impl AddressRule {
 
 /// Resolves names through the system and leaves out what the rule does not admit.
 #[derive(Debug, Clone)]
-pub(super) struct GuardedResolver(pub(super) AddressRule);
+pub(super) struct GuardedResolver {
+    pub(super) rule: AddressRule,
+    /// The one port that the client connects to: it follows no redirect to another.
+    pub(super) port: Option<u16>,
+}
 
 impl Resolve for GuardedResolver {
     fn resolve(&self, name: Name) -> Resolving {
-        let rule = self.0.clone();
+        let Self { rule, port } = self.clone();
         Box::pin(async move {
             let host = name.as_str();
             let found: Vec<SocketAddr> = tokio::net::lookup_host((host, 0)).await?.collect();
             let admitted: Vec<SocketAddr> = found
                 .into_iter()
-                .filter(|address| rule.admits(host, address.ip()))
+                .filter(|address| rule.admits(host, port, address.ip()))
                 .collect();
             if admitted.is_empty() {
                 return Err(format!("'{host}' leads to no address that may be connected to").into());
@@ -200,12 +236,19 @@ mod tests {
     }
 
     #[test]
-    fn a_client_may_name_public_addresses_and_configured_hosts_only() {
+    fn a_client_may_name_public_addresses_and_what_is_configured_only() {
         let rule = AddressRule::Foreign {
-            allowed_hosts: vec!["127.0.0.1".into(), "chroma".into()],
+            allowed: vec![
+                NamedHost::of_url("http://127.0.0.1:8000/v1").unwrap(),
+                NamedHost::of_url("https://10.0.0.7").unwrap(),
+                NamedHost::with_all_ports("[::1]"),
+            ],
         };
         for url in [
             "http://127.0.0.1:8000",
+            "http://10.0.0.7:443",
+            "http://[::1]:1",
+            "http://[::1]:2",
             "http://chroma:8000",
             "http://example.com",
             "http://8.8.8.8",
@@ -214,7 +257,9 @@ mod tests {
         }
         for url in [
             "http://localhost",
-            "http://[::1]",
+            "http://127.0.0.1",
+            "http://127.0.0.1:8001",
+            "http://10.0.0.7",
             "http://10.0.0.1",
             "http://169.254.169.254",
             "http://0x7f.1.1.1",
@@ -227,14 +272,16 @@ mod tests {
     fn names_lead_where_the_rule_admits() {
         let (private, metadata) = ("10.0.0.5".parse().unwrap(), "169.254.169.254".parse().unwrap());
         let foreign = AddressRule::Foreign {
-            allowed_hosts: vec!["chroma".into()],
+            allowed: vec![NamedHost::of_url("http://chroma:8000").unwrap()],
         };
-        assert!(AddressRule::Configured.admits("chroma", private));
-        assert!(!AddressRule::Configured.admits("chroma", metadata));
-        assert!(!AddressRule::PublicNames.admits("chroma", private));
-        assert!(AddressRule::PublicNames.admits("localhost", "127.0.0.1".parse().unwrap()));
-        assert!(foreign.admits("chroma", private));
-        assert!(!foreign.admits("other", private));
-        assert!(!foreign.admits("chroma", metadata));
+        let (named, other) = (Some(8000), Some(22));
+        assert!(AddressRule::Configured.admits("chroma", other, private));
+        assert!(!AddressRule::Configured.admits("chroma", other, metadata));
+        assert!(!AddressRule::PublicNames.admits("chroma", other, private));
+        assert!(AddressRule::PublicNames.admits("localhost", other, "127.0.0.1".parse().unwrap()));
+        assert!(foreign.admits("chroma", named, private));
+        assert!(!foreign.admits("chroma", other, private));
+        assert!(!foreign.admits("other", named, private));
+        assert!(!foreign.admits("chroma", named, metadata));
     }
 }

@@ -184,7 +184,10 @@ impl ServiceClient {
             .user_agent(concat!("ragstone/", env!("CARGO_PKG_VERSION")))
             .redirect(redirect::Policy::none())
             .connect_timeout(policy.connect_timeout.min(policy.deadline))
-            .dns_resolver(Arc::new(GuardedResolver(addresses)));
+            .dns_resolver(Arc::new(GuardedResolver {
+                rule: addresses,
+                port: base_url.port_or_known_default(),
+            }));
         if is_foreign || address::is_local(&base_url) {
             builder = builder.no_proxy();
         }
@@ -287,7 +290,7 @@ impl Inner {
                     })?
             }
         };
-        let patience = call.patience.unwrap_or(self.policy.deadline);
+        let patience = operation::patience(call.patience.unwrap_or(self.policy.deadline));
         let deadline = operation::deadline(patience);
         // A call that others of its operation left little time to says nothing about the service.
         let is_cut = deadline < retry::after(patience / 2);

@@ -21,7 +21,7 @@ mod retry;
 mod secrets;
 mod settings;
 
-pub use address::AddressRule;
+pub use address::{AddressRule, NamedHost};
 pub use client::{Answer, Breaking, ByteStream, Call, Repeat, ServiceClient};
-pub use operation::operation;
+pub use operation::{operation, within};
 pub use settings::{Auth, ClientSettings, Policy};

@@ -8,6 +8,13 @@ use super::retry;
 
 tokio::task_local! {
     static STARTED: Instant;
+    static BOUND: Bound;
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Bound {
+    since: Instant,
+    patience: Duration,
 }
 
 /// Runs an operation of several calls. However many it makes, one after another or at once, each has to
@@ -16,14 +23,26 @@ pub async fn operation<T>(work: impl Future<Output = T>) -> T {
     STARTED.scope(Instant::now(), work).await
 }
 
+/// Runs operations whose caller waits no longer than this for all of them, whatever time their services
+/// have. A service that does not answer within it has failed, for its circuit as well: dropping the work
+/// instead would leave it as it was, and the next caller to wait as long.
+pub async fn within<T>(patience: Duration, work: impl Future<Output = T>) -> T {
+    let since = Instant::now();
+    BOUND.scope(Bound { since, patience }, work).await
+}
+
+/// How long a call may take that has `own` time by itself.
+pub(super) fn patience(own: Duration) -> Duration {
+    BOUND.try_with(|bound| own.min(bound.patience)).unwrap_or(own)
+}
+
 /// When a call that begins now has to be done.
 pub(super) fn deadline(patience: Duration) -> Instant {
     let alone = retry::after(patience);
-    STARTED
-        .try_with(|started| {
-            started
-                .checked_add(patience)
-                .map_or(alone, |shared| shared.min(alone))
-        })
-        .unwrap_or(alone)
+    let until = |since: Instant, patience: Duration| since.checked_add(patience).unwrap_or(alone);
+    let of_operation = STARTED.try_with(|started| until(*started, patience));
+    let of_caller = BOUND.try_with(|bound| until(bound.since, bound.patience));
+    alone
+        .min(of_operation.unwrap_or(alone))
+        .min(of_caller.unwrap_or(alone))
 }

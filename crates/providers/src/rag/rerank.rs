@@ -110,13 +110,15 @@ async fn scores(
     if let Some(top_k) = top_k {
         body["top_k"] = top_k.into();
     }
-    let answer: Answer = client.call_json(Call::post("rerank").json(&body)).await?;
+    let mut answer: Answer = client.call_json(Call::post("rerank").json(&body)).await?;
     let mut places: HashMap<&str, usize> = ids
         .iter()
         .enumerate()
         .map(|(place, id)| (id.as_str(), place))
         .collect();
     let expected = top_k.unwrap_or(documents.len()).min(documents.len());
+    // A server that does not know `top_k` ranks them all.
+    answer.reranked.truncate(expected);
     if answer.reranked.len() != expected {
         return Err(client.bad_answer(format!("{} of {expected} documents", answer.reranked.len())));
     }

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use super::filter_json::filter_to_json;
 use super::health::{HealthCheck, without_admission};
 use super::{ConnectContext, ProviderDescription, ProviderKind, rerank};
-use crate::config::{AuthConfig, Endpoint, RetryConfig, read_connection};
+use crate::config::{AuthConfig, Endpoint, RetryConfig, read_connection, whole_number};
 use crate::error::ConfigError;
 use crate::http::{Breaking, Call, Repeat, ServiceClient};
 
@@ -41,6 +41,17 @@ const BYTES_PER_SECOND: usize = 1 << 10;
 /// No server of ours works longer on one request, unless it is configured to.
 const LONGEST_ADD: Duration = Duration::from_secs(600);
 
+/// What of a service's account of itself is shown. Something else may answer at its address, and what that
+/// tells is not for everybody who may ask how a service is.
+const FACTS: [&str; 6] = [
+    "version",
+    "collections_count",
+    "storage_bytes",
+    "store",
+    "embedding_models",
+    "cross_encoder",
+];
+
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Connection {
@@ -55,7 +66,7 @@ struct Connection {
     /// added or deleted, each request of it. Where the service embeds what is added it has a second more
     /// for each KB of text, up to ten minutes.
     #[schemars(title = "Timeout (ms)", range(min = 1, max = 3600000), example = 30000)]
-    #[serde(default = "default_timeout", alias = "timeout_ms")]
+    #[serde(default = "default_timeout", deserialize_with = "whole_number")]
     timeout_ms: u64,
     /// When a call is sent again.
     #[schemars(title = "Retries")]
@@ -186,13 +197,13 @@ impl Wrapper {
             Ok(account) => account,
             Err(error) => return check.failed(&error),
         };
-        account.remove("timestamp");
         let (status, message) = match account.remove("status").as_ref().and_then(Value::as_str) {
             Some("healthy") => (HealthStatus::Healthy, "the service is healthy"),
             Some("degraded") => (HealthStatus::Degraded, "the service says it is degraded"),
             Some("unhealthy") => (HealthStatus::Unhealthy, "the service says it is unhealthy"),
             Some(_) | None => (HealthStatus::Degraded, "the service does not say how it is"),
         };
+        account.retain(|fact, _| FACTS.contains(&fact.as_str()));
         check.answered(status, message, account)
     }
 

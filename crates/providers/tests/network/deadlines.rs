@@ -9,6 +9,8 @@ use ragstone_core::store::Page;
 use ragstone_core::{CollectionName, Document, DocumentId, Filter, Metadata};
 use serde_json::{Value, json};
 
+use ragstone_providers::http::within;
+
 use crate::common::connect;
 use crate::common::server::{Reply, Seen, TestServer};
 
@@ -70,6 +72,50 @@ async fn pages_without_end_cost_the_deadline_and_no_more() {
     for _ in 0..6 {
         chroma.collection(&name).await.unwrap();
     }
+}
+
+/// Whoever asks many services waits for none as long as it may take, and a service that hangs is left
+/// alone all the same.
+#[tokio::test]
+async fn a_caller_with_less_patience_finds_a_service_out() {
+    let server = TestServer::start(|_, _| Reply::Hang).await;
+    let provider =
+        connect(json!({"provider": "chromadb-wrapper", "url": server.url, "retry": {"maxAttempts": 1}}));
+    let patience = Duration::from_millis(200);
+    for _ in 0..5 {
+        let listed = tokio::time::timeout(LONG, within(patience, provider.collections()));
+        let error = listed.await.expect("an end").unwrap_err();
+        assert!(
+            matches!(&error, ProviderError::Call(CallError::DeadlineExceeded { after, .. }) if *after == patience),
+            "{error}"
+        );
+    }
+    let error = provider.collections().await.unwrap_err();
+    assert!(
+        matches!(error, ProviderError::Call(CallError::CircuitOpen { .. })),
+        "{error}"
+    );
+}
+
+/// One operation after another, and the patience is for all of them.
+#[tokio::test]
+async fn patience_is_for_all_operations_together() {
+    let server = TestServer::start(|_, _| Reply::Hang).await;
+    let provider = connected("chromadb-wrapper", &server);
+    let all = within(Duration::from_millis(200), async {
+        provider.collections().await.unwrap_err();
+        // What is left no time does not count against the service.
+        for _ in 0..10 {
+            provider.collections().await.unwrap_err();
+        }
+    });
+    tokio::time::timeout(LONG, all).await.expect("an end");
+    let asked = tokio::time::timeout(LONG, within(Duration::from_millis(200), provider.collections()));
+    let error = asked.await.expect("an end").unwrap_err();
+    assert!(
+        matches!(error, ProviderError::Call(CallError::DeadlineExceeded { .. })),
+        "{error}"
+    );
 }
 
 /// Each count is held back until another one is asked for.

@@ -2,7 +2,7 @@
 
 use ragstone_core::provider::{Capability, HealthStatus};
 use ragstone_providers::config::ServiceConfig;
-use ragstone_providers::http::AddressRule;
+use ragstone_providers::http::{AddressRule, NamedHost};
 use ragstone_providers::rag::{ConnectContext, Registry};
 use serde_json::{Value, json};
 
@@ -107,14 +107,68 @@ fn provider_initialization_with_schema() {
             assert!(refusal.starts_with(&format!("{field}:")), "{refusal}");
         }
     }
-    let config = json!({"provider": "chromadb", "url": "http://h", "tenant": "../x"});
-    assert!(
-        try_connect(config, embedders())
-            .err()
-            .unwrap()
-            .to_string()
-            .starts_with("tenant:")
-    );
+    let config = json!({"provider": "chromadb", "url": "http://h", "tenant": "../x", "database": "x"});
+    let refusal = try_connect(config, embedders()).err().unwrap();
+    let fields: Vec<&str> = refusal
+        .each()
+        .into_iter()
+        .filter_map(|error| Some(error.by_field()?.0))
+        .collect();
+    assert_eq!(fields, ["tenant", "database"]);
+}
+
+/// What the schema forbids is refused, and what it allows is taken.
+#[test]
+fn the_schema_says_what_is_taken() {
+    let registry = Registry::built_in();
+    let schema = &registry.kind("chromadb").unwrap().schema;
+    for name in ["tenant", "database"] {
+        assert_eq!(schema["properties"][name]["minLength"], 3);
+        let pattern = schema["properties"][name]["pattern"].as_str().unwrap();
+        assert!(pattern.starts_with('^') && pattern.ends_with('$'), "{pattern}");
+    }
+    let tried = |connection: Value| {
+        let config = ServiceConfig {
+            provider: "chromadb".to_owned(),
+            connection: connection.as_object().unwrap().clone(),
+        };
+        let context = ConnectContext {
+            service: "test",
+            embedders: embedders(),
+            addresses: AddressRule::Configured,
+            environment: &|_| None,
+        };
+        registry
+            .connect(&config, context)
+            .map(|_| ())
+            .map_err(|error| error.to_string())
+    };
+    for (connection, field) in [
+        (json!({"url": "http://h", "timeout_ms": 1}), "timeout_ms"),
+        (
+            json!({"url": "http://h", "retry": {"max_attempts": 1}}),
+            "retry.max_attempts",
+        ),
+        (
+            json!({"url": "http://h", "auth": {"type": "header", "key": "k"}}),
+            "auth.type",
+        ),
+        (
+            json!({"url": "http://h", "auth": {"type": "apiKey", "key": "k"}}),
+            "auth.type",
+        ),
+        (
+            json!({"url": "http://h", "auth": {"type": "bearer", "token": ""}}),
+            "auth.token",
+        ),
+        (json!({"url": "http://h", "timeoutMs": 1.5}), "timeoutMs"),
+    ] {
+        let refusal = tried(connection).unwrap_err();
+        assert!(refusal.starts_with(&format!("{field}:")), "{refusal}");
+    }
+    let whole = json!({"url": "http://h", "timeoutMs": 30000.0, "retry": {"maxAttempts": 3.0, "delayMs": 0.0},
+        "auth": {"type": "api_key", "key": "k"}, "tenant": ".a-b.c_d"});
+    tried(whole).unwrap();
 }
 
 #[tokio::test]
@@ -185,11 +239,11 @@ async fn a_connection_from_a_client_reaches_no_private_address_unless_it_is_conf
     let server = TestServer::start(|_, _| Reply::json(json!({"status": "healthy"}))).await;
     let config: ServiceConfig =
         serde_json::from_value(json!({"provider": "chromadb-wrapper", "url": server.url})).unwrap();
-    let connect = |allowed_hosts: Vec<String>| {
+    let connect = |allowed: Vec<NamedHost>| {
         let context = ConnectContext {
             service: "test",
             embedders: embedders(),
-            addresses: AddressRule::Foreign { allowed_hosts },
+            addresses: AddressRule::Foreign { allowed },
             environment: &|_| None,
         };
         Registry::built_in().connect(&config, context)
@@ -199,8 +253,28 @@ async fn a_connection_from_a_client_reaches_no_private_address_unless_it_is_conf
         refusal.starts_with("url:") && refusal.contains("private"),
         "{refusal}"
     );
-    let allowed = connect(vec!["127.0.0.1".into()]).unwrap();
+    let named = |url: &str| vec![NamedHost::of_url(url).unwrap()];
+    let allowed = connect(named(&server.url)).unwrap();
     assert_eq!(allowed.health().await.status, HealthStatus::Healthy);
+    let other_port = connect(named("http://127.0.0.1:1")).err().unwrap().to_string();
+    assert!(other_port.starts_with("url:"), "{other_port}");
+}
+
+/// Whatever answers at an address, only what a service tells of itself is shown.
+#[tokio::test]
+async fn only_the_facts_of_a_service_are_details() {
+    let server = TestServer::start(|_, _| {
+        Reply::json(
+            json!({"status": "healthy", "version": "1", "cross_encoder": {"model": "x"},
+            "cluster_secret": "s", "nodes": [{"address": "10.0.0.1"}]}),
+        )
+    })
+    .await;
+    let health = connect(json!({"provider": "chromadb-wrapper", "url": server.url}))
+        .health()
+        .await;
+    let shown: Vec<&String> = health.details.keys().collect();
+    assert_eq!(shown, ["cross_encoder", "version"], "{health:?}");
 }
 
 #[tokio::test]

@@ -6,7 +6,6 @@
 //! texts sets its own.
 
 use ragstone_core::document::Metadata;
-use serde_json::Value;
 
 pub const MATCH_THRESHOLD: &str = "match_threshold";
 pub const PARTIAL_THRESHOLD: &str = "partial_threshold";
@@ -47,27 +46,34 @@ impl Default for Thresholds {
 }
 
 impl Thresholds {
-    /// Reads them from a collection's metadata. One that is no distance is reported and its default
-    /// taken.
+    /// Reads them from a collection's metadata. One that is no distance is reported and counts as not
+    /// given. One that is given alone takes the default of the other along where that would contradict it:
+    /// a hit that is not even `partial` is no `match`.
     pub(super) fn read(metadata: &Metadata, mut warn: impl FnMut(String)) -> Self {
         let defaults = Self::default();
-        let mut threshold = |key: &str, default: f32| match metadata.get(key) {
-            None | Some(Value::Null) => default,
-            Some(value) => value
-                .as_f64()
-                .filter(|far| (0.0..=2.0).contains(far))
-                .map_or_else(
-                    || {
-                        warn(format!(
-                            "'{key}' in its metadata must be a distance from 0 to 2; {default} is used"
-                        ));
-                        default
-                    },
-                    |far| far as f32,
-                ),
+        let mut given = |key: &str| {
+            let value = metadata.get(key).filter(|value| !value.is_null())?;
+            let distance = value.as_f64().filter(|far| (0.0..=2.0).contains(far));
+            if distance.is_none() {
+                warn(format!(
+                    "'{key}' in its metadata must be a distance from 0 to 2; it is ignored"
+                ));
+            }
+            distance.map(|far| far as f32)
         };
-        let matching = threshold(MATCH_THRESHOLD, defaults.matching);
-        let partial = threshold(PARTIAL_THRESHOLD, defaults.partial).max(matching);
+        let (matching, partial) = match (given(MATCH_THRESHOLD), given(PARTIAL_THRESHOLD)) {
+            (None, None) => (defaults.matching, defaults.partial),
+            (Some(matching), None) => (matching, defaults.partial.max(matching)),
+            (None, Some(partial)) => (defaults.matching.min(partial), partial),
+            (Some(matching), Some(partial)) if partial < matching => {
+                warn(format!(
+                    "'{PARTIAL_THRESHOLD}' in its metadata must not be less than '{MATCH_THRESHOLD}'; the smaller \
+                     distance makes a match"
+                ));
+                (partial, matching)
+            }
+            (Some(matching), Some(partial)) => (matching, partial),
+        };
         Self { matching, partial }
     }
 
@@ -86,7 +92,7 @@ impl Thresholds {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     fn read(metadata: Value) -> (Thresholds, Vec<String>) {
         let mut warnings = Vec::new();
@@ -110,6 +116,28 @@ mod tests {
     fn a_wide_match_widens_the_partial() {
         let (thresholds, _) = read(json!({"match_threshold": 0.9}));
         assert_eq!(thresholds.partial, 0.9);
+    }
+
+    #[test]
+    fn a_narrow_partial_narrows_the_match() {
+        let (thresholds, warnings) = read(json!({"partial_threshold": 0.2}));
+        assert_eq!((thresholds.matching, thresholds.partial), (0.2, 0.2));
+        assert_eq!(thresholds.grade(Some(0.28)), Grade::None);
+        assert!(warnings.is_empty());
+        let (wide, _) = read(json!({"partial_threshold": 0.9}));
+        assert_eq!((wide.matching, wide.partial), (0.5, 0.9));
+    }
+
+    #[test]
+    fn thresholds_that_contradict_each_other_are_reported() {
+        let (thresholds, warnings) = read(json!({"match_threshold": 0.9, "partial_threshold": 0.5}));
+        assert_eq!((thresholds.matching, thresholds.partial), (0.5, 0.9));
+        assert!(
+            warnings[0].contains("match_threshold") && warnings[0].contains("partial_threshold"),
+            "{warnings:?}"
+        );
+        let (_, equal) = read(json!({"match_threshold": 0.5, "partial_threshold": 0.5}));
+        assert!(equal.is_empty());
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod vectors;
 mod words;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::join_all;
 use ragstone_core::collection::CollectionName;
@@ -20,6 +21,7 @@ use ragstone_core::conversation::QueryVariant;
 use ragstone_core::document::{Document, Metadata};
 use ragstone_core::model::ModelIdentity;
 use ragstone_core::provider::{Capability, ProviderAnswer, ProviderError, ProviderQuery, RagProvider};
+use ragstone_providers::http::within;
 
 pub use grade::{Grade, MATCH_THRESHOLD, PARTIAL_THRESHOLD, Thresholds};
 pub use strategy::{Plan, Strategy, by_topic, normalise_topic};
@@ -34,6 +36,9 @@ use vectors::QueryVectors;
 const DEPTH_FACTOR: usize = 4;
 const DEPTH_AT_LEAST: usize = 100;
 const DEPTH_AT_MOST: usize = 200;
+
+/// So long each step waits for one of several services.
+const PATIENCE_WITH_ONE: Duration = Duration::from_secs(10);
 
 /// One collection of one service.
 #[derive(Clone)]
@@ -118,7 +123,7 @@ pub async fn collect(models: &Models, request: &Request) -> Result<Collected, Pr
         .iter()
         .map(|query| QueryVectors::new(models, &query.text))
         .collect();
-    let mut found = search(request, &vectors).await;
+    let mut found = in_time(request, search(request, &vectors)).await;
     if let Some(error) = failed_altogether(&mut found) {
         return Err(error);
     }
@@ -126,16 +131,28 @@ pub async fn collect(models: &Models, request: &Request) -> Result<Collected, Pr
     collected.warnings.extend(request.plan.warnings.iter().cloned());
     collected.embedding_cache_hits = vectors.iter().map(QueryVectors::report_hits).sum();
     if request.rerank {
-        finish::rerank(models, request, &mut collected).await;
+        in_time(request, finish::rerank(models, request, &mut collected)).await;
     }
     collected.hits.truncate(request.top_k);
-    measure::measure(request, &vectors, &thresholds, &mut collected.hits).await;
+    let measuring = measure::measure(request, &vectors, &thresholds, &mut collected.hits);
+    in_time(request, measuring).await;
     let grades = collected.hits.iter().map(|hit| hit.grade);
     collected.grade = grades.max().unwrap_or(Grade::None);
     if let Some(expand) = &request.expand {
-        finish::expand(request, expand, &mut collected).await;
+        in_time(request, finish::expand(request, expand, &mut collected)).await;
     }
     Ok(collected)
+}
+
+/// A step of collecting. Where several services are asked, what the others found is worth more than
+/// waiting for one that hangs; a single one has all the time that is configured for it.
+async fn in_time<T>(request: &Request, step: impl Future<Output = T>) -> T {
+    let same_service = |pair: &[Target]| pair[0].service.name == pair[1].service.name;
+    if request.targets.windows(2).all(same_service) {
+        step.await
+    } else {
+        within(PATIENCE_WITH_ONE, step).await
+    }
 }
 
 /// The first failure, where nothing else was found.

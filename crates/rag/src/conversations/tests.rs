@@ -2,7 +2,7 @@ use std::sync::Mutex;
 
 use async_trait::async_trait;
 use ragstone_core::chat::{ChatError, ChatModel, ChatRequest, ChatStream};
-use ragstone_core::provider::CallError;
+use ragstone_core::provider::{CallError, ErrorAnswer};
 use ragstone_core::records::RecordRange;
 use serde_json::{Value, json};
 
@@ -23,6 +23,7 @@ struct ScriptedChat {
 enum Says {
     Text(&'static str),
     Failure,
+    Status(u16),
     Nothing,
 }
 
@@ -44,6 +45,14 @@ impl ChatModel for ScriptedChat {
                 service: "scripted".into(),
                 reason: "broken".into(),
             }
+            .into()),
+            Says::Status(status) => Err(CallError::Answered(Box::new(ErrorAnswer {
+                service: "scripted".into(),
+                status,
+                content_type: None,
+                body: br#"{"error": {"message": "table x"}}"#.to_vec(),
+                retry_after: None,
+            }))
             .into()),
             Says::Nothing => std::future::pending().await,
         }
@@ -291,6 +300,48 @@ async fn without_a_usable_answer_of_the_chat_model_the_words_decide() {
     }
 }
 
+#[tokio::test]
+async fn what_a_chat_provider_says_of_its_own_failure_is_not_shown() {
+    for (status, shown) in [(500, false), (400, true)] {
+        let parts = with_model();
+        let conversations = conversations(&parts, Some(chat(Says::Status(status))));
+        advance(&conversations, &id("a"), "What is InstructLab?", START)
+            .await
+            .unwrap();
+        let plan = advance(&conversations, &id("a"), FOLLOW_UP, START).await.unwrap();
+        let warning = &plan.warnings[0];
+        assert!(warning.contains(&format!("status {status}")), "{warning}");
+        assert_eq!(warning.contains("table x"), shown, "{warning}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_topic_leaves_the_words_to_decide() {
+    let essay: &'static str = "Budgets of training vary from team to team. ".repeat(400).leak();
+    let lines: &'static str = "A training budget:\n\nit depends on the team\n".repeat(40).leak();
+    for said in [
+        "```\n```",
+        "---\n**",
+        essay,
+        lines,
+        "I am sorry, I cannot help with that.",
+        "I’m sorry, but I can’t assist with this request.",
+        "I cannot help with that.",
+        "As an AI language model, I have no topics.",
+    ] {
+        let parts = with_model();
+        let conversations = conversations(&parts, Some(chat(Says::Text(said))));
+        advance(&conversations, &id("a"), "What is InstructLab?", START)
+            .await
+            .unwrap();
+        let plan = advance(&conversations, &id("a"), FOLLOW_UP, START).await.unwrap();
+        let built_in = "What is InstructLab? Does that also integrate with OpenShift AI?";
+        assert_eq!(plan.topic.as_deref(), Some(built_in), "{said}");
+        assert!(plan.queries.len() > 1, "{plan:?}");
+        assert!(plan.warnings[0].contains("'scripted'"), "{plan:?}");
+    }
+}
+
 /// Otherwise every message waits, also where two come at once.
 #[tokio::test]
 async fn a_chat_model_that_does_not_answer_is_left_alone_for_a_while() {
@@ -343,6 +394,16 @@ async fn what_a_chat_model_thinks_is_not_what_it_says() {
         ("The user asks…\n</think>prices of maps", "prices of maps"),
         ("Here is the query:\n\nprices of maps", "prices of maps"),
         ("prices of maps:", "prices of maps:"),
+        ("```\nprices of maps\n```", "prices of maps"),
+        (
+            "Here is the query:\n```text\nprices of maps\n```",
+            "prices of maps",
+        ),
+        ("```prices of maps```", "prices of maps"),
+        ("~~~\nprices of maps\n~~~", "prices of maps"),
+        ("---\nprices of maps", "prices of maps"),
+        ("I cannot log in", "I cannot log in"),
+        ("Sorry board game rules", "Sorry board game rules"),
         (
             "<think>no end\nin sight",
             "What is InstructLab? Does that also integrate with OpenShift AI?",

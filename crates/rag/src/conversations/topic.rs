@@ -9,6 +9,7 @@ use ragstone_core::conversation::{self, ConversationState, QueryPlan, Standing, 
 use ragstone_core::model::{EmbedInput, Embedder, Role};
 use serde_json::Value;
 
+use super::wording::NoTopic;
 use super::{Conversation, Conversations, TopicModel};
 use crate::collect::{Plan, Strategy};
 
@@ -57,14 +58,14 @@ pub(super) async fn decide(
                 let next = conversation::plan(state, message, None, &Weights::default()).next;
                 return (Plan::one(Strategy::FollowUp, topic.clone(), Some(topic)), next);
             }
-            Err(reason) => {
+            Err(NoTopic { public, full }) => {
                 tracing::warn!(
                     provider = chat.provider(),
-                    reason,
+                    reason = full,
                     "the chat model gave no topic, words and likeness decide"
                 );
                 warnings.push(format!(
-                    "the chat provider '{}' gave no topic ({reason}); it was made without one",
+                    "the chat provider '{}' gave no topic ({public}); it was made without one",
                     chat.provider()
                 ));
             }

@@ -9,13 +9,14 @@ mod local;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::join_all;
 use ragstone_core::collection::{Collection, shorten};
 use ragstone_core::provider::{Health, HealthStatus, ProviderError, RagProvider};
 use ragstone_providers::ConfigError;
 use ragstone_providers::config::{Environment, ServiceConfig};
-use ragstone_providers::http::AddressRule;
+use ragstone_providers::http::{AddressRule, NamedHost, within};
 use ragstone_providers::rag::{ConnectContext, Embedders, Registry};
 
 pub use local::LocalProvider;
@@ -54,7 +55,7 @@ pub struct Gateway {
     services: Arc<[NamedService]>,
     registry: Arc<Registry>,
     embedders: Embedders,
-    reachable_hosts: Vec<String>,
+    reachable_hosts: Vec<NamedHost>,
 }
 
 /// What a gateway is made of, besides the service of this process.
@@ -62,7 +63,7 @@ pub struct GatewayConfig<'a> {
     pub services: &'a BTreeMap<String, ServiceConfig>,
     /// Hosts with a private address that clients may try a connection to, besides those of the
     /// configured services.
-    pub reachable_hosts: Vec<String>,
+    pub reachable_hosts: Vec<NamedHost>,
     pub environment: Environment<'a>,
 }
 
@@ -137,8 +138,8 @@ impl Gateway {
 
     /// Connects to a backend as a client describes it and asks how it is.
     ///
-    /// The description comes from outside: private addresses are only for the hosts that the operator
-    /// has named, and `${NAME}` is no way to learn a variable of this process.
+    /// The description comes from outside: private addresses are only for the hosts and ports that the
+    /// operator has named, and `${NAME}` is no way to learn a variable of this process.
     pub async fn try_connection(&self, config: &ServiceConfig) -> Result<Health, ConfigError> {
         let backend = self.registry.connect(
             config,
@@ -146,7 +147,7 @@ impl Gateway {
                 service: &config.provider,
                 embedders: Arc::clone(&self.embedders),
                 addresses: AddressRule::Foreign {
-                    allowed_hosts: self.reachable_hosts.clone(),
+                    allowed: self.reachable_hosts.clone(),
                 },
                 environment: &|_| None,
             },
@@ -188,9 +189,13 @@ impl ServiceCollections<'_> {
     }
 }
 
+/// Whoever asks all services waits no longer for any of them, whatever its own deadline is.
+const PATIENCE_WITH_ALL: Duration = Duration::from_secs(5);
+
 /// Asks every service at once.
 pub async fn all_collections(gateway: &Gateway) -> Vec<ServiceCollections<'_>> {
-    join_all(gateway.services().iter().map(collections_of)).await
+    let lists = join_all(gateway.services().iter().map(collections_of));
+    within(PATIENCE_WITH_ALL, lists).await
 }
 
 /// Asks one service.
@@ -205,7 +210,8 @@ pub async fn collections_of(service: &NamedService) -> ServiceCollections<'_> {
 /// The health of every service, asked at once.
 pub async fn all_health(gateway: &Gateway) -> Vec<(&NamedService, Health)> {
     let services = gateway.services();
-    let health = join_all(services.iter().map(|service| service.backend.health())).await;
+    let health = join_all(services.iter().map(|service| service.backend.health()));
+    let health = within(PATIENCE_WITH_ALL, health).await;
     services.iter().zip(health).collect()
 }
 

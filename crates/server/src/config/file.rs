@@ -128,6 +128,11 @@ impl FileConfig {
 
 /// The parser names types of the program; whoever writes the file needs to know what may stand there.
 fn plain(message: &str) -> String {
+    // A bare `null` or `~` where a name or a text stands; YAML reads both as nothing at all.
+    if let Some((before, after)) = message.split_once("cannot deserialize null into string") {
+        let rest = after.trim_start_matches("; use Option<String>");
+        return format!("{before}null is no text: put it in quotes if that is what it says{rest}");
+    }
     for (kind, expected) in [
         ("invalid u16", "a whole number from 0 to 65535 is expected"),
         ("invalid usize", "a whole number, zero or more, is expected"),

@@ -355,7 +355,16 @@ const DEFAULT_RETRY: Duration = Duration::from_secs(5);
 /// anything else that is no answer is the service's fault.
 impl From<CallError> for ApiError {
     fn from(error: CallError) -> Self {
-        tracing::warn!(service = error.service(), %error, "a service gave no usable answer");
+        let service = error.service();
+        match error.status() {
+            // The client asked for it, but it is the operator who can mend it.
+            Some(401 | 403) => tracing::warn!(service, %error, "a service does not take our credentials"),
+            Some(400..500) => tracing::debug!(service, %error, "a service refused what it was asked"),
+            Some(_) if error.is_considered() => {
+                tracing::debug!(service, %error, "a service cannot do what it was asked");
+            }
+            _ => tracing::warn!(service, %error, "a service gave no usable answer"),
+        }
         let status = match &error {
             CallError::DeadlineExceeded { .. } => StatusCode::GATEWAY_TIMEOUT,
             _ => StatusCode::BAD_GATEWAY,

@@ -10,7 +10,7 @@ use tokio::sync::OnceCell;
 
 use super::codec;
 use super::naming::Naming;
-use crate::error::ConfigError;
+use crate::error::{ConfigError, both};
 use crate::http::{Breaking, Call, Repeat, ServiceClient};
 
 /// A key that no document has: the condition that its value is not this holds for all of them.
@@ -82,6 +82,9 @@ pub(super) struct Ranked {
     pub(super) distances: Option<Vec<Vec<Option<f32>>>>,
 }
 
+/// What [`Tenancy::check`] allows, besides the length: part of a path, that leads nowhere else.
+pub(super) const TENANCY_PATTERN: &str = r"^\.?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?$";
+
 /// Whose collections they are.
 #[derive(Debug)]
 pub(super) struct Tenancy {
@@ -91,19 +94,17 @@ pub(super) struct Tenancy {
 
 impl Tenancy {
     pub(super) fn check(tenant: &str, database: &str) -> Result<Self, ConfigError> {
-        for (field, name) in [("tenant", tenant), ("database", database)] {
+        let check = |field: &str, name: &str| {
             let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
             if name.len() < 3 || !name.chars().all(plain) || name.contains("..") {
-                return Err(ConfigError::field(
-                    field,
-                    "must have at least 3 characters, all of them letters, digits, '-', '_' or '.'",
-                ));
+                let message =
+                    "must have at least 3 characters, all of them letters, digits, '-', '_' or single '.'";
+                return Err(ConfigError::field(field, message));
             }
-        }
-        Ok(Self {
-            tenant: tenant.to_owned(),
-            database: database.to_owned(),
-        })
+            Ok(name.to_owned())
+        };
+        let (tenant, database) = both(check("tenant", tenant), check("database", database))?;
+        Ok(Self { tenant, database })
     }
 }
 

@@ -46,7 +46,7 @@ use serde_json::{Value, json};
 
 use super::health::{HealthCheck, without_admission};
 use super::{ConnectContext, Embedders, ProviderDescription, ProviderKind, rerank};
-use crate::config::{AuthConfig, Endpoint, RetryConfig, read_connection};
+use crate::config::{AuthConfig, Endpoint, RetryConfig, read_connection, whole_number};
 use crate::error::{ConfigError, both};
 use api::{ChromaApi, Tenancy};
 use naming::Naming;
@@ -71,11 +71,11 @@ struct Connection {
     #[schemars(title = "URL", url, example = "http://localhost:8000")]
     url: String,
     /// The tenant whose collections are served.
-    #[schemars(title = "Tenant")]
+    #[schemars(title = "Tenant", length(min = 3), regex(pattern = api::TENANCY_PATTERN))]
     #[serde(default = "default_tenant")]
     tenant: String,
     /// The database whose collections are served.
-    #[schemars(title = "Database")]
+    #[schemars(title = "Database", length(min = 3), regex(pattern = api::TENANCY_PATTERN))]
     #[serde(default = "default_database")]
     database: String,
     /// How to sign in, where the server asks for it.
@@ -85,7 +85,7 @@ struct Connection {
     /// How long an operation may take altogether, retries included, in milliseconds; where documents are
     /// added or deleted, each request of it.
     #[schemars(title = "Timeout (ms)", range(min = 1, max = 3600000), example = 30000)]
-    #[serde(default = "default_timeout", alias = "timeout_ms")]
+    #[serde(default = "default_timeout", deserialize_with = "whole_number")]
     timeout_ms: u64,
     /// When a call is sent again.
     #[schemars(title = "Retries")]
@@ -251,10 +251,14 @@ impl RagProvider for ChromaService {
                 details.insert("collections_count".into(), count.into());
                 check.answered(HealthStatus::Healthy, "the server is healthy", details)
             }
-            // It lives, but not with this tenant or database.
+            // It lives, but not with this tenant or database; one that is not there is of no use at all.
             Err(error) => {
                 details.insert("error".into(), error.to_string().into());
-                let health = check.answered(HealthStatus::Degraded, &error.to_string(), details);
+                let status = match error.status() {
+                    Some(404) => HealthStatus::Unhealthy,
+                    _ => HealthStatus::Degraded,
+                };
+                let health = check.answered(status, &error.to_string(), details);
                 without_admission(health, &error)
             }
         }

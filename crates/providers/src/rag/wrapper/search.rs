@@ -4,17 +4,22 @@ use std::collections::HashMap;
 
 use futures::future::join_all;
 use ragstone_core::error::InvalidInput;
-use ragstone_core::provider::{CallError, ProviderAnswer, ProviderError, ProviderHit, ProviderQuery};
+use ragstone_core::provider::{
+    CallError, ProviderAnswer, ProviderError, ProviderHit, ProviderQuery, RagProvider,
+};
 use ragstone_core::{CollectionName, Metadata};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::super::filter_json::filter_to_json;
+use super::super::rerank;
 use super::{DocumentBody, Wrapper};
 use crate::http::Call;
 
 /// What the service routes take in one call at most.
 const MAX_COLLECTIONS: usize = 64;
+/// Of more results than were asked for, so many are reranked.
+const MOST_RERANKED: usize = 200;
 
 #[derive(Deserialize)]
 struct HitBody {
@@ -45,6 +50,31 @@ struct AnswerBody {
     extra: Metadata,
 }
 
+/// What a server may overlook of a query.
+struct Asked {
+    text: Option<String>,
+    top_k: usize,
+    max_distance: Option<f32>,
+    rerank: bool,
+}
+
+impl Asked {
+    fn of(query: &ProviderQuery) -> Self {
+        Self {
+            text: query.text.clone(),
+            top_k: query.top_k,
+            max_distance: query.max_distance,
+            rerank: query.options.get("rerank").and_then(Value::as_bool) == Some(true),
+        }
+    }
+}
+
+/// A server that knows of reranking says whether it was done, or shows it.
+fn tells_of_reranking(answer: &ProviderAnswer) -> bool {
+    let shown = |hit: &ProviderHit| hit.extra.contains_key("rerank_score");
+    answer.extra.contains_key("reranked") || answer.hits.iter().any(shown)
+}
+
 #[derive(Deserialize)]
 struct FailureBody {
     collection: String,
@@ -56,9 +86,10 @@ impl Wrapper {
         name: &CollectionName,
         query: ProviderQuery,
     ) -> Result<ProviderAnswer, ProviderError> {
+        let asked = Asked::of(&query);
         let call = Call::post(Self::path(name, "/query")).json(&request(query)?);
         let answer: AnswerBody = self.client.call_json(call).await?;
-        Ok(ProviderAnswer {
+        let answer = ProviderAnswer {
             hits: answer
                 .results
                 .into_iter()
@@ -67,7 +98,62 @@ impl Wrapper {
             collection_metadata: answer.collection_metadata.unwrap_or_default(),
             warnings: answer.warnings,
             extra: answer.extra,
-        })
+        };
+        Ok(self.as_asked(&asked, answer).await)
+    }
+
+    /// Makes up for what a server of other make did not heed, because it knows no such field.
+    async fn as_asked(&self, asked: &Asked, mut answer: ProviderAnswer) -> ProviderAnswer {
+        if let Some(max_distance) = asked.max_distance {
+            answer
+                .hits
+                .retain(|hit| hit.distance.is_none_or(|distance| distance <= max_distance));
+        }
+        if asked.rerank && !tells_of_reranking(&answer) {
+            self.rerank_hits(asked, &mut answer).await;
+        }
+        answer.hits.truncate(asked.top_k);
+        answer
+    }
+
+    async fn rerank_hits(&self, asked: &Asked, answer: &mut ProviderAnswer) {
+        answer.hits.truncate(MOST_RERANKED.max(asked.top_k));
+        let outcome = match &asked.text {
+            Some(text) => {
+                let documents = answer.hits.iter().enumerate().map(|(place, hit)| {
+                    Metadata::from_iter([
+                        ("id".to_owned(), Value::from(place.to_string())),
+                        ("text".to_owned(), Value::from(hit.document.text.as_str())),
+                    ])
+                });
+                self.rerank(text, documents.collect(), Some(asked.top_k)).await
+            }
+            None => rerank::unchanged(
+                self.client.service(),
+                Vec::new(),
+                "it takes a 'query', not a vector",
+            ),
+        };
+        answer
+            .extra
+            .insert("reranked".into(), outcome.warning.is_none().into());
+        if let Some(warning) = outcome.warning {
+            answer.warnings.push(warning);
+            return;
+        }
+        let mut hits: Vec<Option<ProviderHit>> =
+            std::mem::take(&mut answer.hits).into_iter().map(Some).collect();
+        let in_order = outcome.documents.into_iter().filter_map(|mut document| {
+            let place: usize = document.get("id")?.as_str()?.parse().ok()?;
+            let mut hit = hits.get_mut(place)?.take()?;
+            for field in ["rerank_score", "original_rank"] {
+                if let Some(value) = document.remove(field) {
+                    hit.extra.insert(field.to_owned(), value);
+                }
+            }
+            Some(hit)
+        });
+        answer.hits = in_order.collect();
     }
 
     /// One call for all of them. What it does not answer, because the server does not know how to or
@@ -107,6 +193,7 @@ impl Wrapper {
         names: &[CollectionName],
         query: ProviderQuery,
     ) -> Result<HashMap<CollectionName, ProviderAnswer>, ProviderError> {
+        let asked = Asked::of(&query);
         let mut body = request(query)?;
         let listed: Vec<&str> = names.iter().map(CollectionName::as_str).collect();
         body.insert("collections".into(), json!(listed));
@@ -147,7 +234,10 @@ impl Wrapper {
                 }
             }
         }
-        Ok(answers)
+        let finished = answers
+            .into_iter()
+            .map(|(name, answer)| async { (name, self.as_asked(&asked, answer).await) });
+        Ok(join_all(finished).await.into_iter().collect())
     }
 
     fn read_hit(&self, hit: HitBody) -> Result<ProviderHit, ProviderError> {

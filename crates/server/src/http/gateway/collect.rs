@@ -154,6 +154,7 @@ impl CollectAnswer {
         (status = 200, body = CollectAnswer, description = "Also when some collections could not be searched: the warnings say so"),
         (status = 400, body = ErrorBody, description = "Something required is missing or malformed"),
         (status = 404, body = ErrorBody, description = "No such service, or no such collection where no other could be searched"),
+        (status = 429, body = ErrorBody, description = "No collection could be searched: the first one's service, or a model's queue, is full; see Retry-After"),
         (status = 502, body = ErrorBody, description = "No collection could be searched: the first one's service gives no usable answer"),
         (status = 504, body = ErrorBody, description = "No collection could be searched: the first one's service does not answer in time"),
     ),
