@@ -252,10 +252,16 @@ impl Passage<'_> {
 }
 
 fn put_heading(passage: &Passage<'_>, body: usize, cuts: &mut Vec<Cut>) {
+    let heading = || passage.as_read(0..body);
     match cuts.first_mut() {
-        Some(Cut::Slice(range)) => range.start = 0,
+        Some(Cut::Slice(range)) if passage.text[body..range.start].trim().is_empty() => range.start = 0,
+        // Marks for which there was no room stood between.
+        Some(Cut::Slice(range)) => {
+            let text = format!("{}\n\n{}", heading(), passage.as_read(range.clone()));
+            cuts[0] = Cut::Framed(0..range.end, text);
+        }
         Some(Cut::Framed(range, text)) => {
-            *text = format!("{}\n\n{text}", passage.as_read(0..body));
+            *text = format!("{}\n\n{text}", heading());
             range.start = 0;
         }
         None => cuts.push(Cut::Slice(0..body)),

@@ -218,6 +218,12 @@ fn pieces_of_code_and_tables_are_whole_in_themselves() {
 
 #[test]
 fn marks_are_not_stored_alone() {
+    // There is room for the words below the heading, and not for the rule between them.
+    let words = vec!["word"; CHUNK_TOKENS - 2].join(" ");
+    assert_eq!(
+        texts("a.md", &format!("# H\n\n***\n\n{words}\n")),
+        [format!("# H\n\n{words}")]
+    );
     let heading = "word ".repeat(60);
     let texts = texts("a.md", &format!("# {heading}\n\ntext\n"));
     assert!(
