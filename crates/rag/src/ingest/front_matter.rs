@@ -50,6 +50,10 @@ fn fenced<'t>(markdown: &'t str, open: &str, close: &[&str]) -> Option<(&'t str,
 
 /// The title, if any, of what is a mapping.
 fn yaml_title(yaml: &str) -> Option<Option<String>> {
+    // A heading reads as a comment, and "Note: this" below it as a field; nobody begins front matter so.
+    if yaml.starts_with(['#', '\r', '\n']) {
+        return None;
+    }
     let fields: Map<String, Value> = serde_saphyr::from_str(yaml).ok()?;
     if fields.is_empty() {
         return None;
@@ -151,6 +155,8 @@ mod tests {
         for markdown in [
             "---\n# Chapter 1\n\nMany words.\n\n---\n\n# Chapter 2\n",
             "---\n# Chapter 1\n---\n",
+            "---\n# Chapter 1\n\nNote: all of it is text.\n\n---\n",
+            "---\n\nNote: this, too.\n\n---\n",
             "---\n- a\n- b\n---\n",
             "---\n\n---\n",
             "---\ntitle: open\n",
