@@ -65,6 +65,24 @@ async fn a_collection_can_be_embedded_by_another_service_which_gets_each_content
 }
 
 #[tokio::test]
+async fn new_content_that_was_cut_is_named_in_a_header() {
+    let server = service().await;
+    let chunk = |id: &str, content: &str| json!({"chunk_id": id, "content": content, "content_hash": id});
+    let long = fixtures::long_text();
+    let embed = async |chunks: Value| {
+        let body = json!({"knowledgebase_id": "k", "chunks": chunks});
+        server.post("/embeddings", body).await
+    };
+    let first = embed(json!([chunk("a", "fox"), chunk("b", &long)])).await;
+    assert_eq!(first.header("x-ragstone-truncated"), "1");
+    // What is skipped counts, so that the indexes are those of the request.
+    let more = embed(json!([chunk("a", "fox"), chunk("b", &long), chunk("c", &long)])).await;
+    assert_eq!(more.header("x-ragstone-truncated"), "2");
+    let none = embed(json!([chunk("d", "fox")])).await;
+    assert!(!none.headers.contains_key("x-ragstone-truncated"));
+}
+
+#[tokio::test]
 async fn the_version_that_the_service_answers_with_must_be_stated() {
     let theirs = service().await;
     let ended = client(&theirs, "").run();

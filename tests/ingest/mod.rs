@@ -6,6 +6,7 @@ mod crash;
 mod harmful;
 mod jobs;
 mod origins;
+mod told;
 
 use std::path::PathBuf;
 
@@ -50,6 +51,14 @@ impl Desk {
             .arg("c")
             .arg("--json");
         args.iter().fold(setup, |setup, arg| setup.arg(*arg))
+    }
+
+    /// The same with a report for people.
+    fn plainly(&self, args: &[&str]) -> Finished {
+        let setup = self.setup.clone().arg("ingest").arg("-c").arg("c");
+        let setup = args.iter().fold(setup, |setup, arg| setup.arg(*arg));
+        let setup = setup.arg("--data-dir").arg(self.setup.data_dir());
+        setup.arg("--embeddings-config").arg(&self.embeddings).run()
     }
 
     fn here(&self, args: &[&str]) -> Finished {

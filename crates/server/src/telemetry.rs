@@ -29,7 +29,9 @@ pub fn start_logs(format: LogFormat) {
 
 /// The same with another level for when nothing is set.
 pub fn start_logs_from(level: &str, format: LogFormat) {
-    let filter = EnvFilter::try_from_env("RAGSTONE_LOG").unwrap_or_else(|_| EnvFilter::new(level));
+    // What parsers think of a page is of no use to whoever ingests it.
+    let filter = EnvFilter::try_from_env("RAGSTONE_LOG")
+        .unwrap_or_else(|_| EnvFilter::new(format!("{level},html5ever=error,markup5ever=error")));
     let logs = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

@@ -10,9 +10,10 @@ use std::ops::Range;
 use ragstone_core::document::{Document, DocumentId, Metadata};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use text_splitter::{ChunkConfig, MarkdownSplitter, TextSplitter};
 
-use super::outline::{DocType, Outline, Section, outline};
+use super::edits::Edits;
+use super::outline::{DocType, Outline, Section, comments, outline};
+use super::pieces::{Passage, Piece};
 use super::read::{Body, Text, html};
 use super::size::TokenSizer;
 
@@ -67,8 +68,8 @@ pub struct Origin {
 }
 
 pub struct Splitter {
-    sizer: TokenSizer,
-    chunk_tokens: usize,
+    pub(super) sizer: TokenSizer,
+    pub(super) chunk_tokens: usize,
 }
 
 /// A part of a text with the metadata that its chunks share.
@@ -87,6 +88,7 @@ enum Blocks<'a> {
     Markdown {
         blocks: &'a [(DocType, Range<usize>)],
         offset: usize,
+        edits: &'a Edits,
     },
 }
 
@@ -97,75 +99,12 @@ impl Splitter {
 
     pub fn split(&self, origin: &Origin, text: &Text) -> Vec<Chunk> {
         match &text.body {
-            Body::Markdown(markdown) => self.split_markdown(origin, text.title.clone(), markdown),
-            Body::Page(markdown) => {
-                let mut chunks = self.split_markdown(origin, text.title.clone(), markdown);
-                chunks.iter_mut().for_each(as_on_the_page);
-                chunks
-            }
+            Body::Markdown(markdown) => self.split_markdown(origin, text, markdown, &comments(markdown)),
+            Body::Page(markdown) => self.split_markdown(origin, text, markdown, &html::unescapes(markdown)),
             Body::Plain(plain) => self.split_whole(origin, text, plain, DocType::Paragraph),
             Body::Code(code) => self.split_whole(origin, text, code, DocType::Code),
             Body::Pages(pages) => self.split_pages(origin, text, pages),
         }
-    }
-
-    /// The pieces of a text without structure, at most as large as a chunk may be.
-    pub fn pieces<'t>(&self, text: &'t str) -> Vec<&'t str> {
-        // No more tokens than bytes: what is that short needs no counting.
-        if text.len() <= self.chunk_tokens {
-            return Some(text.trim())
-                .filter(|piece| !piece.is_empty())
-                .into_iter()
-                .collect();
-        }
-        let splitter = TextSplitter::new(ChunkConfig::new(self.chunk_tokens).with_sizer(&self.sizer));
-        let windows = windows(text, self.window());
-        windows
-            .into_iter()
-            .flat_map(|(_, window)| splitter.chunks(window).collect::<Vec<_>>())
-            .collect()
-    }
-
-    /// The pieces of a section of Markdown, with where they begin. The heading stays with what
-    /// follows it, however long that is.
-    fn markdown_pieces<'t>(
-        &self,
-        part: &Part<'t>,
-        blocks: &[(DocType, Range<usize>)],
-        offset: usize,
-    ) -> Vec<(usize, &'t str)> {
-        let text = part.text;
-        let heading = match blocks.first() {
-            Some((DocType::Heading, range)) if blocks.len() > 1 => range.end - offset,
-            _ => 0,
-        };
-        let heading_tokens = self.tokens(&text[..heading]);
-        let (body, room) = if heading_tokens <= self.chunk_tokens / 4 {
-            (heading, self.chunk_tokens - heading_tokens)
-        } else {
-            (0, self.chunk_tokens)
-        };
-        let splitter = MarkdownSplitter::new(ChunkConfig::new(room).with_sizer(&self.sizer));
-        let mut pieces = Vec::new();
-        for (start, window) in windows(&text[body..], self.window()) {
-            let found = splitter.chunk_indices(window);
-            pieces.extend(found.map(|(at, piece)| (body + start + at, piece)));
-        }
-        match pieces.first_mut() {
-            Some((start, piece)) if body > 0 => {
-                let end = *start + piece.len();
-                (*start, *piece) = (0, text[..end].trim_start());
-            }
-            None if body > 0 => pieces.push((0, text[..body].trim())),
-            _ => {}
-        }
-        pieces
-    }
-
-    /// The splitter looks at all that is left for every piece it cuts, so it gets long texts in
-    /// parts: many times as long as a chunk, and short enough for that not to matter.
-    fn window(&self) -> usize {
-        self.chunk_tokens * 128
     }
 
     pub fn tokens(&self, text: &str) -> usize {
@@ -209,9 +148,11 @@ impl Splitter {
         chunks
     }
 
-    fn split_markdown(&self, origin: &Origin, title: Option<String>, markdown: &str) -> Vec<Chunk> {
+    fn split_markdown(&self, origin: &Origin, text: &Text, markdown: &str, edits: &Edits) -> Vec<Chunk> {
         let outline = outline(markdown);
-        let title = title
+        let title = text
+            .title
+            .clone()
             .or_else(|| outline.title.clone())
             .or_else(|| first_heading(&outline));
         let title = title.unwrap_or_else(|| origin.fallback_title.clone());
@@ -228,6 +169,7 @@ impl Splitter {
                 blocks: Blocks::Markdown {
                     blocks: &section.blocks,
                     offset: section.range.start,
+                    edits,
                 },
             };
             self.add_part(&mut chunks, origin, &title, &part);
@@ -236,18 +178,25 @@ impl Splitter {
     }
 
     fn add_part(&self, chunks: &mut Vec<Chunk>, origin: &Origin, title: &str, part: &Part<'_>) {
-        let pieces: Vec<(usize, &str)> = match part.blocks {
-            Blocks::Markdown { blocks, offset } => self.markdown_pieces(part, blocks, offset),
-            Blocks::All(_) => self
-                .pieces(part.text)
-                .into_iter()
-                .map(|piece| (0, piece))
-                .collect(),
+        let pieces: Vec<Piece> = match part.blocks {
+            Blocks::Markdown {
+                blocks,
+                offset,
+                edits,
+            } => self.markdown_pieces(&Passage {
+                text: part.text,
+                offset,
+                blocks,
+                edits,
+            }),
+            Blocks::All(DocType::Code) => self.code_pieces(part.text),
+            Blocks::All(_) => self.text_pieces(part.text),
         };
         let title = as_title(title);
-        for (in_section, (start, piece)) in pieces.into_iter().enumerate() {
-            let content_hash = content_hash(piece);
-            let doc_type = part.blocks.kind_of(start, piece);
+        for (in_section, piece) in pieces.into_iter().enumerate() {
+            let content_hash = content_hash(&piece.text);
+            let doc_type = part.blocks.kind_of(&piece.range);
+            let tokens = self.tokens(&piece.text);
             let metadata = Metadata::from_iter([
                 (keys::SOURCE.to_owned(), Value::from(origin.source.as_str())),
                 (keys::TITLE.to_owned(), Value::from(title)),
@@ -263,13 +212,13 @@ impl Splitter {
             ]);
             let document = Document {
                 id: chunk_id(&part.section_id, in_section),
-                text: piece.to_owned(),
+                text: piece.text,
                 metadata,
             };
             chunks.push(Chunk {
                 document,
                 content_hash,
-                tokens: self.tokens(piece),
+                tokens,
             });
         }
     }
@@ -277,12 +226,12 @@ impl Splitter {
 
 impl Blocks<'_> {
     /// What most of a piece is; a heading counts only where nothing stands under it.
-    fn kind_of(&self, start: usize, piece: &str) -> DocType {
+    fn kind_of(&self, piece: &Range<usize>) -> DocType {
         let (blocks, offset) = match self {
             Self::All(kind) => return *kind,
-            Self::Markdown { blocks, offset } => (blocks, offset),
+            Self::Markdown { blocks, offset, .. } => (blocks, offset),
         };
-        let (start, end) = (offset + start, offset + start + piece.len());
+        let (start, end) = (offset + piece.start, offset + piece.end);
         let mut bytes: HashMap<DocType, usize> = HashMap::new();
         for (kind, range) in *blocks {
             let shared = range.end.min(end).saturating_sub(range.start.max(start));
@@ -295,43 +244,6 @@ impl Blocks<'_> {
             .max_by_key(|(kind, shared)| (*shared, std::cmp::Reverse(*kind)))
             .map_or(DocType::Heading, |(kind, _)| kind)
     }
-}
-
-/// Takes the marks of Markdown that only the conversion needed out of a chunk again.
-fn as_on_the_page(chunk: &mut Chunk) {
-    let text = html::unescaped(&chunk.document.text);
-    if text == chunk.document.text {
-        return;
-    }
-    chunk.content_hash = content_hash(&text);
-    chunk.document.metadata.insert(
-        keys::CONTENT_HASH.to_owned(),
-        Value::from(chunk.content_hash.as_str()),
-    );
-    chunk.document.text = text;
-}
-
-/// Cuts a text that is much longer than `size` where it hurts least: between paragraphs, lines,
-/// sentences, words, and only then anywhere.
-fn windows(text: &str, size: usize) -> Vec<(usize, &str)> {
-    let mut windows = Vec::new();
-    let mut start = 0;
-    while text.len() - start > 2 * size {
-        let mut end = start + size;
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
-        let window = &text[start..end];
-        let cut = ["\n\n", "\n", ". ", " "].iter().find_map(|mark| {
-            let at = window.rfind(mark)? + mark.len();
-            (at > window.len() / 2).then_some(at)
-        });
-        let cut = cut.unwrap_or(window.len());
-        windows.push((start, &window[..cut]));
-        start += cut;
-    }
-    windows.push((start, &text[start..]));
-    windows
 }
 
 fn first_heading(outline: &Outline) -> Option<String> {

@@ -22,7 +22,7 @@ pub enum Kind {
 pub const UNKNOWN_TYPE: &str = "it is of a type that cannot be read: Markdown, HTML, plain text, PDF, JSONL, CSV and \
                                 source code can";
 
-const MARKDOWN: [&str; 4] = ["md", "markdown", "mdown", "mkd"];
+const MARKDOWN: [&str; 5] = ["md", "markdown", "mdown", "mdx", "mkd"];
 const HTML: [&str; 3] = ["html", "htm", "xhtml"];
 const JSON_LINES: [&str; 2] = ["jsonl", "ndjson"];
 const CODE: [&str; 47] = [
@@ -146,6 +146,7 @@ mod tests {
     fn names_and_media_types_say_what_a_file_is() {
         for (path, kind) in [
             ("a/README.MD", Some(Kind::Markdown)),
+            ("page.mdx", Some(Kind::Markdown)),
             ("x.htm", Some(Kind::Html)),
             ("x.pdf", Some(Kind::Pdf)),
             ("x.tsv", Some(Kind::Csv)),

@@ -16,7 +16,7 @@ use super::chunk::hex;
 const KIND: &str = "ingested";
 const PAGE: usize = 1000;
 /// Raised when the same bytes would be split in another way.
-const SPLITTING: u32 = 4;
+const SPLITTING: u32 = 5;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Manifest {

@@ -9,10 +9,13 @@
 //! moment is continued by making it again.
 
 pub mod chunk;
+mod edits;
 mod embed;
+mod front_matter;
 pub mod kind;
 mod manifest;
 pub mod outline;
+mod pieces;
 pub mod plan;
 mod prepare;
 mod prune;

@@ -2,7 +2,10 @@
 
 use std::ops::Range;
 
-use pulldown_cmark::{Event, HeadingLevel, MetadataBlockKind, Options, Parser, Tag, TagEnd};
+use pulldown_cmark::{Event, HeadingLevel, OffsetIter, Options, Parser, Tag, TagEnd};
+
+use super::edits::Edits;
+use super::front_matter::front_matter;
 
 /// What a piece of a document is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -45,29 +48,31 @@ pub struct Outline {
     pub sections: Vec<Section>,
 }
 
-pub fn outline(markdown: &str) -> Outline {
+/// The text as Markdown, with where each event stands in it.
+pub(super) fn events(markdown: &str) -> OffsetIter<'_> {
     let options = Options::ENABLE_TABLES
         | Options::ENABLE_TASKLISTS
         | Options::ENABLE_FOOTNOTES
-        | Options::ENABLE_STRIKETHROUGH
-        | Options::ENABLE_YAML_STYLE_METADATA_BLOCKS;
+        | Options::ENABLE_STRIKETHROUGH;
+    Parser::new_ext(markdown, options).into_offset_iter()
+}
+
+pub fn outline(markdown: &str) -> Outline {
+    let front = front_matter(markdown);
     let mut outline = Outline {
-        title: None,
+        title: front.title,
         sections: Vec::new(),
     };
     let mut depth = 0usize;
-    // The heading or metadata that is being read, as text.
+    // The heading that is being read, as text.
     let mut text: Option<String> = None;
-    for (event, range) in Parser::new_ext(markdown, options).into_offset_iter() {
+    for (event, range) in events(&markdown[front.end..]) {
+        let range = range.start + front.end..range.end + front.end;
         match event {
             Event::Start(tag) => {
                 if depth == 0 {
                     open(&mut outline, &tag, &range);
-                    let wanted = matches!(
-                        tag,
-                        Tag::Heading { .. } | Tag::MetadataBlock(MetadataBlockKind::YamlStyle)
-                    );
-                    text = wanted.then(String::new);
+                    text = matches!(tag, Tag::Heading { .. }).then(String::new);
                 }
                 depth += 1;
             }
@@ -87,12 +92,37 @@ pub fn outline(markdown: &str) -> Outline {
                     text.push(' ');
                 }
             }
-            Event::Rule | Event::Html(_) if depth == 0 => {}
             _ => {}
         }
     }
     end_sections(&mut outline.sections, markdown.len());
     outline
+}
+
+/// Comments, which whoever reads the page does not see.
+pub(super) fn comments(markdown: &str) -> Edits {
+    const OPEN: &str = "<!--";
+    if !markdown.contains(OPEN) {
+        return Edits::default();
+    }
+    let mut found = Vec::new();
+    for (event, range) in events(markdown) {
+        let is_html = matches!(event, Event::Start(Tag::HtmlBlock) | Event::InlineHtml(_));
+        if !is_html {
+            continue;
+        }
+        let mut at = range.start;
+        while let Some(start) = markdown[at..range.end].find(OPEN).map(|start| at + start) {
+            let inside = start + OPEN.len();
+            // One that is never closed would take the rest of the text with it.
+            let Some(end) = markdown[inside..range.end].find("-->") else {
+                break;
+            };
+            at = inside + end + "-->".len();
+            found.push((start..at, ""));
+        }
+    }
+    Edits::new(found)
 }
 
 fn open(outline: &mut Outline, tag: &Tag<'_>, range: &Range<usize>) {
@@ -109,7 +139,6 @@ fn open(outline: &mut Outline, tag: &Tag<'_>, range: &Range<usize>) {
         Tag::CodeBlock(_) => DocType::Code,
         Tag::List(_) => DocType::List,
         Tag::Table(_) => DocType::Table,
-        Tag::MetadataBlock(_) => return,
         _ => DocType::Paragraph,
     };
     if outline.sections.is_empty() {
@@ -126,23 +155,8 @@ fn open(outline: &mut Outline, tag: &Tag<'_>, range: &Range<usize>) {
 }
 
 fn close(outline: &mut Outline, end: &TagEnd, text: Option<String>) {
-    match (end, text) {
-        (TagEnd::Heading(_), Some(text)) => {
-            if let Some(section) = outline.sections.last_mut() {
-                section.heading = text.split_whitespace().collect::<Vec<_>>().join(" ");
-            }
-        }
-        (TagEnd::MetadataBlock(_), Some(yaml)) => {
-            outline.title = yaml.lines().find_map(|line| {
-                let title = line
-                    .strip_prefix("title:")?
-                    .trim()
-                    .trim_matches(['"', '\''])
-                    .trim();
-                (!title.is_empty()).then(|| title.to_owned())
-            });
-        }
-        _ => {}
+    if let (TagEnd::Heading(_), Some(text), Some(section)) = (end, text, outline.sections.last_mut()) {
+        section.heading = text.split_whitespace().collect::<Vec<_>>().join(" ");
     }
 }
 
@@ -205,6 +219,17 @@ mod tests {
                 .sections
                 .windows(2)
                 .all(|w| w[0].range.end == w[1].range.start)
+        );
+    }
+
+    #[test]
+    fn comments_are_found_where_they_are_html() {
+        let markdown =
+            "a <!-- b --> c\n\n<!-- d\n\ne -->\n\n`<!-- f -->`\n\n    <!-- g -->\n\n<p>\n<!-- h\n-->\n</p>\n";
+        let text = comments(markdown).applied(0, markdown).into_owned();
+        assert_eq!(
+            text,
+            "a  c\n\n\n\n`<!-- f -->`\n\n    <!-- g -->\n\n<p>\n\n</p>\n"
         );
     }
 }

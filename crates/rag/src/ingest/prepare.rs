@@ -208,6 +208,7 @@ impl Preparation {
                 Err(Refused::Unreadable(problem)) => {
                     self.progress.update(|report| {
                         report.bytes += bytes;
+                        report.failed_bytes += bytes;
                         report.fail(source, problem);
                     });
                 }
@@ -247,6 +248,10 @@ impl Preparation {
         let existing = self.existing(&input.source, before.chunks)?;
         let outdated = self.outdated(existing.keys().cloned().collect())?;
         let total = chunks.len() as u64;
+        if total == 0 {
+            self.progress
+                .update(|report| report.warn(&input.source, "it has no text"));
+        }
         let plan = Plan::new(chunks, existing, &outdated)
             .map_err(|id| Unreadable::new(format!("two parts of it would be document '{id}'")))?;
         let manifest = Manifest {

@@ -1,5 +1,7 @@
 //! What a run has done so far.
 
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -47,6 +49,12 @@ pub struct Report {
     /// Bytes of input that are done with.
     pub bytes: u64,
     pub errors: Vec<ItemError>,
+    /// Of these, bytes of documents that could not be read, which took no time.
+    #[serde(default)]
+    pub failed_bytes: u64,
+    /// What the names of documents that were skipped end with.
+    #[serde(default)]
+    pub skipped_types: BTreeSet<String>,
     /// Errors that are not in the list.
     pub more_errors: u64,
     /// What was done in part or not at all, and no document failed by.
@@ -65,6 +73,23 @@ impl Report {
         } else {
             self.more_errors += 1;
         }
+    }
+
+    /// A file in a folder, of a type that cannot be read.
+    pub fn skip(&mut self, source: &str) {
+        self.documents.skipped += 1;
+        let extension = Path::new(source).extension().and_then(|e| e.to_str());
+        if self.skipped_types.len() < MAX_ERRORS {
+            let extension = extension.map(|e| format!(".{}", e.to_ascii_lowercase()));
+            self.skipped_types.extend(extension);
+        }
+    }
+
+    /// How long the rest takes, of so many bytes in all; nobody knows before something was embedded.
+    pub fn time_left(&self, elapsed: Duration, total: u64) -> Option<Duration> {
+        let done = self.bytes.saturating_sub(self.failed_bytes);
+        let left = total.checked_sub(self.bytes).filter(|left| *left > 0)?;
+        (done > 0 && self.chunks.embedded > 0).then(|| elapsed.mul_f64(left as f64 / done as f64))
     }
 
     /// The parts of a file may each have the same to say, which is said once.
@@ -102,6 +127,8 @@ impl Report {
         c.reused += o.reused;
         self.tokens += other.tokens;
         self.bytes += other.bytes;
+        self.failed_bytes += other.failed_bytes;
+        self.skipped_types.extend(other.skipped_types.iter().cloned());
         self.more_errors += other.more_errors;
         for warning in &other.warnings {
             self.warn(&warning.source, &warning.error);
@@ -143,5 +170,26 @@ impl Progress {
 
     pub fn update(&self, change: impl FnOnce(&mut Report)) {
         change(&mut self.report.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_left_is_known_once_something_was_embedded() {
+        let left = |report: &Report| report.time_left(Duration::from_secs(10), 1_000);
+        let mut report = Report {
+            bytes: 300,
+            failed_bytes: 200,
+            ..Report::default()
+        };
+        assert_eq!(left(&report), None);
+        report.chunks.embedded = 1;
+        assert_eq!(left(&report), Some(Duration::from_secs(70)));
+        report.bytes = 1_000;
+        assert_eq!(left(&report), None);
+        assert_eq!(report.time_left(Duration::from_secs(10), 0), None);
     }
 }

@@ -1,6 +1,7 @@
 //! Files of many documents, read one at a time: JSONL and CSV.
 
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::io::{self, BufRead, BufReader, Read};
 use std::iter;
 use std::rc::Rc;
@@ -149,6 +150,8 @@ fn parse_json(line: &str) -> Result<Row, String> {
     };
     let text = match fields.remove("text").or_else(|| fields.remove("content")) {
         Some(Value::String(text)) => text.replace('\0', "\u{fffd}"),
+        // As an empty cell of a CSV file.
+        Some(Value::Null) => String::new(),
         Some(_) => return Err("its 'text' is not a string".to_owned()),
         None => return Err("it has no 'text'".to_owned()),
     };
@@ -192,6 +195,8 @@ struct CsvRows<R> {
     reader: csv::Reader<RowBound<R>>,
     read_since_row: Rc<Cell<usize>>,
     header: Option<csv::StringRecord>,
+    /// Lines before the header.
+    lines_before: u64,
     record: csv::ByteRecord,
     /// Whether the file ended between quotes.
     unclosed: Rc<Cell<bool>>,
@@ -249,7 +254,23 @@ impl<R: Read> Read for RowBound<R> {
 impl<R: Read> CsvRows<R> {
     fn new(reader: R, max_row_bytes: usize) -> Self {
         let mut inner = BufReader::new(reader);
-        let delimiter = inner.fill_buf().map_or(b',', guess_delimiter);
+        let (delimiter, before, lines_before) = match inner.fill_buf() {
+            Ok(beginning) => {
+                let mark = if beginning.starts_with(b"\xef\xbb\xbf") {
+                    3
+                } else {
+                    0
+                };
+                let beginning = &beginning[mark..];
+                match stated_delimiter(beginning) {
+                    Some((delimiter, line)) => (delimiter, mark + line, 1),
+                    None => (guess_delimiter(beginning), mark, 0),
+                }
+            }
+            // The same error comes again when the first row is read.
+            Err(_) => (b',', 0, 0),
+        };
+        inner.consume(before);
         let read = Rc::new(Cell::new(0));
         let unclosed = Rc::new(Cell::new(false));
         let bound = RowBound {
@@ -268,6 +289,7 @@ impl<R: Read> CsvRows<R> {
             reader,
             read_since_row: read,
             header: None,
+            lines_before,
             record: csv::ByteRecord::new(),
             unclosed,
             ended: false,
@@ -275,14 +297,60 @@ impl<R: Read> CsvRows<R> {
     }
 }
 
-/// Whichever of comma, tab and semicolon the first line has most of.
+/// What a first line such as `sep=;` says, which spreadsheets write for each other, and the length of
+/// that line.
+fn stated_delimiter(beginning: &[u8]) -> Option<(u8, usize)> {
+    let end = beginning.iter().position(|b| *b == b'\n')?;
+    let line = beginning[..end].trim_ascii_start();
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    let unquoted = line.strip_prefix(b"\"").and_then(|line| line.strip_suffix(b"\""));
+    match unquoted.unwrap_or(line) {
+        [s, e, p, b'=', delimiter] if [*s, *e, *p].eq_ignore_ascii_case(b"sep") => {
+            let separates = b"\t ".contains(delimiter) || delimiter.is_ascii_punctuation();
+            (separates && *delimiter != b'"').then_some((*delimiter, end + 1))
+        }
+        _ => None,
+    }
+}
+
+/// Whichever of comma, tab, semicolon and stroke the header has most of, outside of quotes.
 fn guess_delimiter(beginning: &[u8]) -> u8 {
-    let line = beginning.split(|b| *b == b'\n').next().unwrap_or_default();
-    let count = |delimiter: u8| line.iter().filter(|b| **b == delimiter).count();
-    [b';', b'\t', b',']
+    let count = |delimiter: u8| {
+        let mut quoting = Quoting::Before;
+        let mut count = 0;
+        for byte in beginning {
+            if *byte == b'\n' && quoting != Quoting::Quoted {
+                break;
+            }
+            count += usize::from(*byte == delimiter && quoting != Quoting::Quoted);
+            quoting = quoting.after(*byte, delimiter);
+        }
+        count
+    };
+    [b'|', b';', b'\t', b',']
         .into_iter()
         .max_by_key(|d| count(*d))
         .unwrap_or(b',')
+}
+
+/// Every column with a name of its own, so that no cell is lost: a column without one is called by its
+/// place, and a name that comes again is counted.
+fn column_names(header: Vec<String>) -> csv::StringRecord {
+    let mut taken: HashSet<String> = header.iter().map(|name| name.trim().to_owned()).collect();
+    let mut seen = HashSet::new();
+    let names = header.into_iter().enumerate().map(|(index, name)| {
+        let name = name.trim();
+        if !name.is_empty() && seen.insert(name.to_owned()) {
+            return name.to_owned();
+        }
+        let (base, first) = match name {
+            "" => ("column", index + 1),
+            _ => (name, 2),
+        };
+        let mut free = (first..).map(|count| format!("{base}_{count}"));
+        free.find(|name| taken.insert(name.clone())).unwrap_or_default()
+    });
+    names.collect()
 }
 
 impl<R: Read> Iterator for CsvRows<R> {
@@ -292,11 +360,11 @@ impl<R: Read> Iterator for CsvRows<R> {
         if self.ended {
             return None;
         }
-        let line = self.reader.position().line();
+        let line = self.reader.position().line() + self.lines_before;
         self.read_since_row.set(0);
         if self.header.is_none() {
             match self.reader.byte_headers() {
-                Ok(header) => self.header = Some(decode_row(header.iter()).into()),
+                Ok(header) => self.header = Some(column_names(decode_row(header.iter()))),
                 Err(error) => {
                     self.ended = true;
                     return Some(Err(BadRow {
@@ -308,7 +376,8 @@ impl<R: Read> Iterator for CsvRows<R> {
         }
         match self.reader.read_byte_record(&mut self.record) {
             Ok(true) => {
-                let line = self.record.position().map_or(line, csv::Position::line);
+                let position = self.record.position();
+                let line = position.map_or(line, |position| position.line() + self.lines_before);
                 let header = self.header.as_ref()?;
                 if self.unclosed.get() {
                     return Some(Err(BadRow {
@@ -488,6 +557,35 @@ mod tests {
         assert_eq!(
             rows[1].clone().unwrap_err().to_string(),
             "line 3: a quote in it is never closed"
+        );
+    }
+
+    #[test]
+    fn delimiters_are_those_of_the_header_or_what_the_file_says() {
+        for (file, metadata) in [
+            ("\"Name; first; last\",text\nAda,t\n", "Name; first; last"),
+            ("\u{feff}\"a,b,c\"|text\nx|t\n", "a,b,c"),
+            ("\"two\n;;lines\",text\nx,t\n", "two\n;;lines"),
+            ("sep=;\r\na,b;text\r\nx;t\r\n", "a,b"),
+            ("\u{feff}\"SEP=|\"\na,b,c|text\nx|t\n", "a,b,c"),
+        ] {
+            let row = read(Kind::Csv, file.as_bytes(), 1000).remove(0).unwrap();
+            assert_eq!(row.text, "t", "{file}");
+            let names: Vec<&String> = row.metadata.keys().collect();
+            assert_eq!(names, [metadata], "{file}");
+        }
+        let rows = read(Kind::Csv, b"sep=;\ntext;b\nt;1\nt;2;3\n", 1000);
+        assert_eq!(rows[0].clone().unwrap().line, 3);
+        assert_eq!(rows[1].clone().unwrap_err().line, 4);
+    }
+
+    #[test]
+    fn every_column_has_a_name_of_its_own() {
+        let file = b"note,,note,note_2,,text\n1,2,3,4,5,t\n";
+        let row = read(Kind::Csv, file, 1000).remove(0).unwrap();
+        assert_eq!(
+            Value::Object(row.metadata),
+            serde_json::json!({"note": "1", "column_2": "2", "note_3": "3", "note_2": "4", "column_5": "5"})
         );
     }
 }

@@ -32,6 +32,8 @@ pub struct Found {
     pub problems: Vec<(String, String)>,
     /// What was looked into from end to end: whatever is not there is gone.
     pub covered: Vec<Covered>,
+    /// Patterns as typed that no file matches.
+    pub unmatched: Vec<String>,
 }
 
 /// A path or pattern as typed, and where it is.
@@ -117,7 +119,7 @@ impl Selection {
             if let Root::Glob { pattern, .. } = root
                 && !walked.matched
             {
-                tracing::warn!(pattern, "no file matches");
+                found.unmatched.push(pattern.clone());
             }
         }
         found
@@ -137,6 +139,12 @@ impl Selection {
         };
         let looked_at = std::fs::metadata(start).and_then(|about| Ok((about, on_disk(start)?)));
         let (named, on_disk) = match looked_at {
+            // Its rows could not be read twice, and a device may have no end.
+            Ok((about, _)) if matcher.is_none() && !about.is_file() && !about.is_dir() => {
+                let problem = "it is not a regular file; `-` reads JSONL from standard input";
+                found.problems.push((source_name(start), problem.to_owned()));
+                return Walked::default();
+            }
             Ok((about, on_disk)) => (about.is_file() && matcher.is_none(), on_disk),
             // A pattern under a folder that is not there matches nothing, as any other pattern may.
             Err(error) if matcher.is_some() && error.kind() == ErrorKind::NotFound => {
@@ -420,6 +428,21 @@ mod tests {
         assert!(missing.problems[0].0.ends_with("/none"), "{:?}", missing.problems);
         assert_eq!(missing.files.len(), 1, "the rest is found");
         assert!(Selection::new(&["a".into()], &["[".into()], &[]).is_err());
+        let typed = ["*.md", "*.x", "none/*"].map(|name| at.join(name).display().to_string());
+        let unmatched = Selection::new(&typed, &[], &[]).unwrap().find().unmatched;
+        assert_eq!(unmatched, typed[1..]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_is_named_and_no_file_is_a_problem() {
+        let found = Selection::new(&["/dev/null".into()], &[], &[]).unwrap().find();
+        assert!(found.files.is_empty() && found.covered.is_empty());
+        assert!(
+            found.problems[0].1.starts_with("it is not a regular file"),
+            "{:?}",
+            found.problems
+        );
     }
 
     #[cfg(unix)]

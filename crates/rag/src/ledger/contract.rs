@@ -51,9 +51,12 @@ pub struct SkippedChunk {
 pub struct Embedded {
     pub embeddings: Vec<EmbeddedChunk>,
     pub skipped: Vec<SkippedChunk>,
+    /// Indexes in the request of chunks of which only the beginning was embedded.
+    pub truncated: Vec<usize>,
 }
 
 struct Chunk {
+    index: usize,
     id: String,
     content: String,
     content_hash: String,
@@ -94,9 +97,11 @@ pub async fn embed_chunks(
     let scope = Scope::KnowledgeBase(&knowledge_base);
     let chunks: Vec<Chunk> = checked
         .into_iter()
-        .map(|(id, content, content_hash)| {
+        .enumerate()
+        .map(|(index, (id, content, content_hash))| {
             let key = LedgerKey::new(scope, &content_hash, &model);
             Chunk {
+                index,
                 id,
                 content,
                 content_hash,
@@ -155,6 +160,11 @@ pub async fn embed_chunks(
         })
         .collect();
     let written = ledger.record(entries).await?;
+    let cut = new
+        .iter()
+        .zip(&vectors)
+        .filter(|(_, embedding)| embedding.truncated);
+    let truncated = cut.map(|(chunk, _)| chunk.index).collect();
     let mut embeddings = Vec::with_capacity(new.len());
     for ((chunk, embedding), written) in new.into_iter().zip(vectors).zip(written) {
         // The id follows from the key, so it is also that of the request that came first.
@@ -176,7 +186,11 @@ pub async fn embed_chunks(
             vector: embedding.vector,
         });
     }
-    Ok(Embedded { embeddings, skipped })
+    Ok(Embedded {
+        embeddings,
+        skipped,
+        truncated,
+    })
 }
 
 /// A field that is there and says something.

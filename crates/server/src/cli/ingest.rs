@@ -125,7 +125,16 @@ pub fn run(args: &IngestArgs) -> anyhow::Result<()> {
     if args.prune && found.covered.len() < files.len() {
         tracing::warn!("what could not be looked into from end to end is not taken for gone");
     }
-    let nothing = found.files.is_empty() && found.covered.is_empty() && files.len() == args.paths.len();
+    for pattern in std::mem::take(&mut found.unmatched) {
+        if args.prune {
+            // All that it matched may be what is to be removed.
+            tracing::warn!(pattern, "no file matches");
+        } else {
+            found.problems.push((pattern, "no file matches".to_owned()));
+        }
+    }
+    let could_prune = args.prune && !found.covered.is_empty();
+    let nothing = found.files.is_empty() && !could_prune && files.len() == args.paths.len();
     if nothing && !found.problems.is_empty() && !args.dry_run {
         // Nobody wants a collection that is named after a typing error.
         let progress = Progress::default();
@@ -406,7 +415,7 @@ fn to_input(file: FoundFile, progress: &Progress) -> Option<Input> {
             None
         }
         None => {
-            progress.update(|report| report.documents.skipped += 1);
+            progress.update(|report| report.skip(&file.source));
             None
         }
     }

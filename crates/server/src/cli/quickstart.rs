@@ -64,7 +64,10 @@ async fn start(settings: Settings, once: bool) -> anyhow::Result<()> {
 }
 
 pub(super) async fn default_models(settings: &Settings) -> anyhow::Result<Models> {
-    eprintln!("Getting the default model, {} …", default_model::ID);
+    let hub = startup::hub()?;
+    if default_model::cached(&hub).is_none() {
+        eprintln!("Getting the default model, {} …", default_model::ID);
+    }
     let entry = LocalEntry {
         id: MODEL_ID.to_owned(),
         path: default_model::ID.to_owned(),
@@ -72,7 +75,7 @@ pub(super) async fn default_models(settings: &Settings) -> anyhow::Result<Models
         normalize: None,
         quantize: None,
     };
-    let embedder = startup::open_local(&startup::engine(settings), &startup::hub()?, &entry).await?;
+    let embedder = startup::open_local(&startup::engine(settings), &hub, &entry).await?;
     Ok(Models::new(vec![embedder], None))
 }
 

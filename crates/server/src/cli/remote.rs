@@ -1,6 +1,5 @@
 //! Talking to a running server, for the commands that use one.
 
-use anyhow::Context;
 use clap::Args;
 use ragstone_core::provider::{CallError, ErrorAnswer};
 use ragstone_providers::http::{Auth, Call, ClientSettings, ServiceClient};
@@ -53,14 +52,18 @@ impl RemoteArgs {
         match self.client()?.call_json(call).await {
             Ok(answer) => Ok(answer),
             Err(CallError::Answered(answer)) => Err(anyhow::anyhow!(refusal(&answer, &[KEY]))),
-            Err(error @ CallError::Unreachable { .. }) => Err(error).with_context(|| {
-                format!(
-                    "no server answers at {}: start one with `ragstone serve`",
-                    self.url
-                )
-            }),
-            Err(error) => Err(error.into()),
+            Err(error) => Err(no_server(error.into(), &self.url)),
         }
+    }
+}
+
+/// Says where nobody answers, if that is what is wrong.
+pub(super) fn no_server(error: anyhow::Error, url: &str) -> anyhow::Error {
+    match error.downcast_ref() {
+        Some(CallError::Unreachable { .. }) => error.context(format!(
+            "no server answers at {url}: start one with `ragstone serve`"
+        )),
+        _ => error,
     }
 }
 

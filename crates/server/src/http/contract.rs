@@ -2,11 +2,13 @@
 
 use axum::Json;
 use axum::extract::State;
+use axum::http::HeaderMap;
 use ragstone_core::document::Metadata;
 use ragstone_rag::ledger::{self, ChunkRequest, EmbeddingRequest};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::embeddings::truncated_header;
 use super::error::{ApiError, ErrorBody};
 use super::extract::{JsonBody, optional_objects};
 use super::state::AppState;
@@ -70,7 +72,9 @@ pub(super) struct SkippedBody {
 #[utoipa::path(
     post, path = "/embeddings", tag = "models", request_body = EmbeddingsBody,
     responses(
-        (status = 200, body = EmbeddingsAnswer),
+        (status = 200, body = EmbeddingsAnswer, headers(("x-ragstone-truncated" = String,
+            description = "Only where new content is longer than the model reads: the indexes of the chunks of which \
+                only the beginning was embedded, such as `0,3`; of many the first 200, and then `...`"))),
         (status = 400, body = ErrorBody, description = "A field is missing or too long; the message has the chunk's index"),
         (status = 413, body = ErrorBody, description = "The body is too large"),
         (status = 429, body = ErrorBody, description = "The model's queue is full; see Retry-After"),
@@ -80,7 +84,7 @@ pub(super) struct SkippedBody {
 pub(super) async fn embeddings(
     State(state): State<AppState>,
     JsonBody(body): JsonBody<EmbeddingsBody>,
-) -> Result<Json<EmbeddingsAnswer>, ApiError> {
+) -> Result<(HeaderMap, Json<EmbeddingsAnswer>), ApiError> {
     if body
         .knowledgebase_id
         .as_ref()
@@ -110,7 +114,8 @@ pub(super) async fn embeddings(
             .collect(),
     };
     let embedded = ledger::embed_chunks(&state.service.models, &state.ledger, request).await?;
-    Ok(Json(EmbeddingsAnswer {
+    let headers = truncated_header(&embedded.truncated);
+    let answer = EmbeddingsAnswer {
         embeddings: embedded
             .embeddings
             .into_iter()
@@ -133,5 +138,6 @@ pub(super) async fn embeddings(
                 embedding_id: skipped.embedding_id,
             })
             .collect(),
-    }))
+    };
+    Ok((headers, Json(answer)))
 }

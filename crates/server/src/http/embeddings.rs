@@ -215,7 +215,7 @@ fn truncated(embeddings: &[Embedding]) -> Vec<usize> {
 
 /// OpenAI's answer has no place for it, and clients look at headers that they do not know as little as
 /// at fields. Proxies refuse headers of many kilobytes, so the list ends at some point.
-fn truncated_header(indexes: &[usize]) -> HeaderMap {
+pub(super) fn truncated_header(indexes: &[usize]) -> HeaderMap {
     let mut listed: Vec<String> = indexes.iter().take(MAX_LISTED).map(usize::to_string).collect();
     if indexes.len() > MAX_LISTED {
         listed.push("...".to_owned());

@@ -93,6 +93,7 @@ impl Preparation {
             chunks: 0,
             documents: 0,
             failed: 0,
+            without_text: 0,
         };
         let consumed = Arc::new(AtomicU64::new(0));
         let reader = Counted {
@@ -133,6 +134,11 @@ impl Preparation {
                  fields something else to keep them",
                 names.join(", ")
             );
+            self.progress
+                .update(|report| report.warn(state.source.clone(), warning));
+        }
+        if state.without_text > 0 {
+            let warning = format!("{} of its rows have no text and are left out", state.without_text);
             self.progress
                 .update(|report| report.warn(state.source.clone(), warning));
         }
@@ -180,6 +186,12 @@ impl Preparation {
         };
         for (own, chunks) in existing.into_iter().zip(documents) {
             let count = chunks.len() as u64;
+            state.without_text += u64::from(count == 0);
+            if count == 0 && own.is_empty() {
+                // Nothing is stored that could be told from nothing next time, so it counts as no
+                // document.
+                continue;
+            }
             let plan = match Plan::new(chunks, own, &outdated) {
                 Ok(plan) => plan,
                 Err(id) => {
@@ -319,6 +331,7 @@ struct RowsState {
     chunks: u64,
     documents: u64,
     failed: u64,
+    without_text: u64,
 }
 
 /// Counts what is read through it.

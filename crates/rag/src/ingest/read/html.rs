@@ -1,10 +1,15 @@
 //! HTML, by way of Markdown.
 
+use std::ops::Range;
+
 use htmd::HtmlToMarkdown;
+use pulldown_cmark::{Event, Tag};
 
 use super::decode::decode_page;
 use super::{Body, ReadOptions, Text, Unreadable};
+use crate::ingest::edits::Edits;
 use crate::ingest::kind::Kind;
+use crate::ingest::outline::events;
 
 /// Tags times nesting, at most, for a page that is parsed in this process. A parser that repairs
 /// what was left open may make that many nodes of it; real pages stay far below.
@@ -107,40 +112,40 @@ fn code_in_pre(html: &str) -> String {
     out
 }
 
-/// What the converter put a backslash before, so that Markdown would not take it for a mark, as it
-/// stands on the page. In code there are no such backslashes.
-pub(in crate::ingest) fn unescaped(markdown: &str) -> String {
-    let mut out = String::with_capacity(markdown.len());
-    let mut fence: Option<&str> = None;
-    for line in markdown.split_inclusive('\n') {
-        let mark = ["```", "~~~"]
-            .into_iter()
-            .find(|mark| line.trim_start().starts_with(mark));
-        if fence.is_some() || mark.is_some() {
-            out.push_str(line);
-            fence = match (fence, mark) {
-                (None, opened) => opened,
-                (Some(open), Some(mark)) if open == mark => None,
-                (open, _) => open,
-            };
-            continue;
-        }
-        let mut in_code = false;
-        let mut chars = line.chars().peekable();
-        while let Some(c) = chars.next() {
-            match c {
-                '`' => {
-                    in_code = !in_code;
-                    out.push(c);
-                }
-                '\\' if !in_code && chars.peek().is_some_and(char::is_ascii_punctuation) => {
-                    out.extend(chars.next());
-                }
-                _ => out.push(c),
+/// What the converter wrote so that Markdown would not take it for a mark, as it stands on the page:
+/// backslashes, of which there are none in code, and strokes in the cells of tables.
+pub(in crate::ingest) fn unescapes(markdown: &str) -> Edits {
+    const STROKE: &str = "&#124;";
+    let mut found = Vec::new();
+    let mut code: Vec<Range<usize>> = Vec::new();
+    for (event, range) in events(markdown) {
+        match event {
+            Event::Start(Tag::CodeBlock(_)) | Event::Code(_) => code.push(range),
+            Event::Start(Tag::Table(_)) => {
+                let strokes = markdown[range.clone()].match_indices(STROKE);
+                found.extend(strokes.map(|(at, stroke)| {
+                    let at = range.start + at;
+                    (at..at + stroke.len(), "|")
+                }));
             }
+            _ => {}
         }
     }
-    out
+    let bytes = markdown.as_bytes();
+    let mut code = code.into_iter().peekable();
+    let mut at = 0;
+    while let Some(backslash) = markdown[at..].find('\\').map(|found| at + found) {
+        at = backslash + 1;
+        while code.next_if(|code| code.end <= backslash).is_some() {}
+        if let Some(code) = code.peek().filter(|code| code.start <= backslash) {
+            at = code.end;
+        } else if bytes.get(at).is_some_and(u8::is_ascii_punctuation) {
+            found.push((backslash..at, ""));
+            // What it stands before may be another backslash.
+            at += 1;
+        }
+    }
+    Edits::new(found)
 }
 
 struct Shape {
@@ -216,7 +221,7 @@ mod tests {
         let Body::Page(markdown) = read(page.as_bytes(), &ReadOptions::default()).unwrap().body else {
             panic!("a page is expected")
         };
-        let text = unescaped(&markdown);
+        let text = unescapes(&markdown).applied(0, &markdown).into_owned();
         assert!(text.contains("a_b * [x] 1. \\ `"), "{text}");
         assert!(text.contains("```\np_q *r* <x>\n```"), "{text}");
         assert!(text.contains("```\ns_t\n```"), "{text}");

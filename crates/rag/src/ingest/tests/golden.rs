@@ -123,6 +123,131 @@ fn an_html_page() {
     insta::assert_snapshot!(render(&split("care.html", page.as_bytes()).unwrap()));
 }
 
+fn texts(source: &str, bytes: &str) -> Vec<String> {
+    let chunks = split(source, bytes.as_bytes()).unwrap();
+    assert!(
+        chunks.iter().all(|chunk| chunk.tokens <= CHUNK_TOKENS),
+        "{chunks:?}"
+    );
+    chunks.into_iter().map(|chunk| chunk.document.text).collect()
+}
+
+#[test]
+fn rules_are_not_taken_for_front_matter() {
+    let chapters = "---\n# Chapter 1\n\nMany words.\n\n---\n\n# Chapter 2\n\nShort text.";
+    assert_eq!(
+        texts("a.md", chapters),
+        ["# Chapter 1\n\nMany words.\n\n---", "# Chapter 2\n\nShort text."]
+    );
+    let slides = "# Slide 1\ntext one\n\n---\n# Slide 2\ntext two\n\n---\n# Slide 3";
+    assert_eq!(
+        texts("a.md", slides),
+        [
+            "# Slide 1\ntext one\n\n---",
+            "# Slide 2\ntext two\n\n---",
+            "# Slide 3"
+        ]
+    );
+    let later = "---\ntitle: T\n---\n# One\n\ntext\n\n---\ntitle: value\n---\n";
+    let chunks = split("a.md", later.as_bytes()).unwrap();
+    assert!(chunks.iter().all(|chunk| chunk.document.metadata["title"] == "T"));
+    assert_eq!(chunks[0].document.id.as_str(), "a.md#one:0");
+    let all: String = chunks.iter().map(|chunk| chunk.document.text.as_str()).collect();
+    assert!(all.contains("title: value"), "{all}");
+}
+
+#[test]
+fn comments_are_not_embedded() {
+    let markdown = "# A\n\n<!-- not\n\nthis -->\n\ntext <!-- nor this -->\n\n# B\n\n<!-- nothing else -->\n";
+    assert_eq!(texts("a.md", markdown), ["# A\n\n\n\ntext", "# B"]);
+}
+
+#[test]
+fn code_of_a_page_keeps_its_backslashes_and_the_text_after_it_has_none_of_ours() {
+    let line = "let s = \"a\\_b\"; // x\\*y\n";
+    let page = format!(
+        "<h1>T</h1><pre>{}```\n{}</pre><p>x_y_z [a](b)</p><p># not head <code>has ` tick \\_</code> p_q</p>\
+         <table><tr><th>a</th></tr><tr><td>b | c <code>d|e</code></td></tr></table>",
+        line.repeat(5),
+        line.repeat(5)
+    );
+    let texts = texts("a.html", &page);
+    let all = texts.join("\n");
+    assert_eq!(all.matches(line.trim_end()).count(), 10, "{all}");
+    assert!(all.contains("x_y_z [a](b)"), "{all}");
+    assert!(all.contains("# not head ``has ` tick \\_`` p_q"), "{all}");
+    assert!(all.contains("b | c `d|e`"), "{all}");
+}
+
+#[test]
+fn pieces_of_code_and_tables_are_whole_in_themselves() {
+    let code = "    if a {\n        b(1);\n    }\n".repeat(12);
+    let texts_of_code = texts("a.md", &format!("# C\n\n```rust\n{code}```\n\nAfter it.\n"));
+    let (last, code_texts) = texts_of_code.split_last().unwrap();
+    assert_eq!(last, "After it.");
+    assert!(
+        code_texts[0].starts_with("# C\n\n```rust\n    if a {\n"),
+        "{code_texts:?}"
+    );
+    let mut inside = String::new();
+    for text in code_texts {
+        let text = text.strip_prefix("# C\n\n").unwrap_or(text);
+        let piece = text
+            .strip_prefix("```rust\n")
+            .and_then(|text| text.strip_suffix("\n```"));
+        inside.push_str(piece.unwrap_or_else(|| panic!("{text}")));
+        inside.push('\n');
+    }
+    assert_eq!(inside, code);
+
+    let rows: Vec<String> = (0..30).map(|n| format!("| part {n} | {n} |")).collect();
+    let head = "| name | n |\n|---|---|";
+    let texts_of_table = texts("a.md", &format!("Before it.\n\n{head}\n{}\n", rows.join("\n")));
+    assert_eq!(texts_of_table[0], "Before it.");
+    let again: Vec<&str> = texts_of_table[1..]
+        .iter()
+        .flat_map(|text| {
+            text.strip_prefix(head)
+                .unwrap_or_else(|| panic!("{text}"))
+                .trim()
+                .lines()
+        })
+        .collect();
+    assert_eq!(again, rows);
+}
+
+#[test]
+fn marks_are_not_stored_alone() {
+    // There is room for the words below the heading, and not for the rule between them.
+    let words = vec!["word"; CHUNK_TOKENS - 2].join(" ");
+    assert_eq!(
+        texts("a.md", &format!("# H\n\n***\n\n{words}\n")),
+        [format!("# H\n\n{words}")]
+    );
+    let heading = "word ".repeat(60);
+    let texts = texts("a.md", &format!("# {heading}\n\ntext\n"));
+    assert!(
+        texts
+            .iter()
+            .all(|text| text.contains("word") || text.contains("text")),
+        "{texts:?}"
+    );
+    let words: usize = texts.iter().map(|text| text.matches("word").count()).sum();
+    assert_eq!(words, 60);
+}
+
+#[test]
+fn code_keeps_the_indentation_of_its_first_line() {
+    let code = format!("\n    first();\n{}", "        call(a, b);\n\n".repeat(60));
+    let texts = texts("a.py", &code);
+    assert!(texts[0].starts_with("    first();\n"), "{texts:?}");
+    assert!(texts.len() > 3);
+    assert!(
+        texts[1..].iter().all(|text| text.starts_with("        call(")),
+        "{texts:?}"
+    );
+}
+
 #[test]
 fn a_pdf_file() {
     let file = pdf(&[

@@ -351,8 +351,34 @@ async fn an_empty_document_is_new_once() {
     let bench = Bench::new().await;
     let report = bench.ingest("c", vec![text("empty.md", " \n")]).await;
     assert_eq!(counts(&report), (1, 0, 0, 0, 0));
+    assert_eq!(report.warnings[0].error, "it has no text");
     let report = bench.ingest("c", vec![text("empty.md", " \n")]).await;
     assert_eq!(counts(&report), (0, 0, 1, 0, 0));
+}
+
+#[tokio::test]
+async fn rows_without_text_are_no_documents_and_are_told_of() {
+    let bench = Bench::new().await;
+    for (source, rows) in [
+        ("a.csv", "id,text\n1,\n2,some\n3, \n"),
+        (
+            "a.jsonl",
+            "{\"text\":\"\"}\n{\"text\":\"other\"}\n{\"text\":null}\n",
+        ),
+    ] {
+        let input = || Input {
+            kind: Kind::of_path(std::path::Path::new(source)).unwrap(),
+            ..text(source, rows)
+        };
+        let report = bench.ingest("c", vec![input()]).await;
+        assert_eq!(counts(&report), (1, 0, 0, 0, 0), "{source}");
+        assert_eq!(
+            report.warnings[0].error,
+            "2 of its rows have no text and are left out"
+        );
+        let again = bench.ingest("c", vec![input()]).await;
+        assert_eq!(counts(&again), (0, 0, 1, 0, 0), "{source}");
+    }
 }
 
 #[tokio::test]
@@ -364,6 +390,7 @@ async fn what_failed_counts_as_read() {
     };
     let report = bench.ingest("c", vec![binary, text("a.txt", "0123456789")]).await;
     assert_eq!((report.bytes, report.documents.failed), (60, 1));
+    assert_eq!(report.failed_bytes, 50);
 }
 
 #[tokio::test]

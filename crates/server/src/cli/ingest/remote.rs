@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 use self::lines::{LineParts, LiveLines};
 use super::{IngestArgs, STDIN, show};
-use crate::cli::remote::{KEY, RemoteArgs, refusal};
+use crate::cli::remote::{KEY, RemoteArgs, no_server, refusal};
 use crate::listen;
 
 /// One request has about this much; the server's own limit is larger, and base64 adds a third.
@@ -56,8 +56,10 @@ pub(super) async fn ingest(
     collection: &CollectionName,
     mut found: Found,
 ) -> anyhow::Result<()> {
-    let client = RemoteArgs::at(url).client()?;
-    ensure_collection(&client, collection, args.model.as_deref()).await?;
+    let client = RemoteArgs::at(url.clone()).client()?;
+    ensure_collection(&client, collection, args.model.as_deref())
+        .await
+        .map_err(|error| no_server(error, &url))?;
     let progress = Arc::new(Progress::default());
     let total: u64 = found.files.iter().map(|file| file.bytes).sum();
     let shown = show::Shown::start(Arc::clone(&progress), total, args.json);
@@ -122,7 +124,7 @@ impl Upload<'_> {
             if file.named {
                 return Ok(Err(UNKNOWN_TYPE.to_owned()));
             }
-            self.finished.documents.skipped += 1;
+            self.finished.skip(&file.source);
             return Ok(Ok(()));
         };
         if let Err(problem) = check_source(&file.source) {
@@ -353,6 +355,7 @@ impl JobAnswer {
             errors: self.errors.clone(),
             more_errors: self.more_errors,
             warnings: self.warnings.clone(),
+            ..Report::default()
         }
     }
 }

@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use ragstone_rag::ingest::{Chunk, Progress, Report};
 use serde_json::json;
 use tokio::task::JoinHandle;
@@ -34,13 +34,13 @@ impl Shown {
                 match &shown {
                     Some(bar) => {
                         bar.set_position(report.bytes);
-                        bar.set_message(line(&report, &progress));
+                        bar.set_message(line(&report, &progress, total));
                     }
                     None => eprintln!(
                         "{} of {}, {}",
                         size(report.bytes),
                         size(total),
-                        line(&report, &progress)
+                        line(&report, &progress, total)
                     ),
                 }
             }
@@ -59,29 +59,24 @@ impl Shown {
 
 fn bar(total: u64) -> ProgressBar {
     let template = if total > 0 {
-        "{wide_bar} {bytes}/{total_bytes} {msg}{left}"
+        "{wide_bar} {bytes}/{total_bytes} {msg}"
     } else {
         "{spinner} {bytes} {msg}"
     };
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-    // Before anything is done, nobody knows how long the rest takes.
-    let style = style.with_key("left", |state: &ProgressState, out: &mut dyn std::fmt::Write| {
-        if state.pos() > 0 && state.pos() < total_or_zero(state) {
-            let _ = write!(out, ", {} left", HumanDuration(state.eta()));
-        }
-    });
     ProgressBar::new(total).with_style(style)
 }
 
-fn total_or_zero(state: &ProgressState) -> u64 {
-    state.len().unwrap_or_default()
-}
-
-fn line(report: &Report, progress: &Progress) -> String {
-    let seconds = progress.elapsed().as_secs_f64().max(0.001);
+fn line(report: &Report, progress: &Progress, total: u64) -> String {
+    let elapsed = progress.elapsed();
+    let seconds = elapsed.as_secs_f64().max(0.001);
     let chunks = report.chunks.embedded + report.chunks.reused;
+    let left = report
+        .time_left(elapsed, total)
+        .map(|left| format!(", {} left", HumanDuration(left)))
+        .unwrap_or_default();
     format!(
-        "{} documents, {chunks} chunks, {:.0} chunks/s, {:.0} tokens/s",
+        "{} documents, {chunks} chunks, {:.0} chunks/s, {:.0} tokens/s{left}",
         report.documents_done(),
         chunks as f64 / seconds,
         report.tokens as f64 / seconds
@@ -107,8 +102,13 @@ pub(super) fn report(progress: &Progress, collection: &str, as_json: bool) -> an
     }
     writeln!(
         out,
-        "{collection}: {} added, {} changed, {} unchanged, {} removed, {} failed",
-        documents.added, documents.changed, documents.unchanged, documents.removed, documents.failed
+        "{collection}: {} added, {} changed, {} unchanged, {} removed, {} failed{}",
+        documents.added,
+        documents.changed,
+        documents.unchanged,
+        documents.removed,
+        documents.failed,
+        skipped(&report)
     )?;
     writeln!(
         out,
@@ -122,6 +122,20 @@ pub(super) fn report(progress: &Progress, collection: &str, as_json: bool) -> an
     Ok(())
 }
 
+/// What was left out without being an error, so that nobody misses it later.
+fn skipped(report: &Report) -> String {
+    match report.documents.skipped {
+        0 => String::new(),
+        count => {
+            let types: Vec<String> = report.skipped_types.iter().map(|name| printable(name)).collect();
+            format!(
+                ", {count} skipped (of types that cannot be read: {})",
+                types.join(", ")
+            )
+        }
+    }
+}
+
 /// Lists what failed, and makes the command fail with it.
 pub(super) fn failures(progress: &Progress, done: &str) -> anyhow::Result<()> {
     let report = progress.snapshot();
@@ -131,12 +145,20 @@ pub(super) fn failures(progress: &Progress, done: &str) -> anyhow::Result<()> {
     if report.more_errors > 0 {
         eprintln!("and {} more", report.more_errors);
     }
-    match report.documents.failed {
-        0 => Ok(()),
-        failed => Err(anyhow::anyhow!(
-            "{failed} documents could not be {done}; the others are"
-        )),
+    let documents = &report.documents;
+    if documents.failed == 0 {
+        return Ok(());
     }
+    let failed = match documents.failed {
+        1 => "1 document".to_owned(),
+        many => format!("{many} documents"),
+    };
+    let others = if documents.added + documents.changed + documents.unchanged > 0 {
+        "; the others are"
+    } else {
+        ""
+    };
+    Err(anyhow::anyhow!("{failed} could not be {done}{others}"))
 }
 
 /// A chunk as `--dry-run` shows it.
