@@ -27,6 +27,7 @@
 //! text, so it outlives a change of the embedding model, and it is bounded however long the
 //! conversation goes on.
 
+mod lists;
 mod words;
 
 use std::collections::HashSet;

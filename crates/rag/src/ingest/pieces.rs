@@ -108,7 +108,9 @@ impl Splitter {
         for (kind, range) in blocks {
             let range = range.start - offset..range.end - offset;
             let framable = matches!(kind, DocType::Code | DocType::Table);
-            if !framable || range.start < done || self.tokens(&text[range.clone()]) <= room {
+            // No more tokens than bytes.
+            let fits = |range: Range<usize>| range.len() <= room || self.tokens(&text[range]) <= room;
+            if !framable || range.start < done || fits(range.clone()) {
                 continue;
             }
             let framed = match kind {
