@@ -126,7 +126,7 @@ def compare(server, database, table, data, queries, below):
     values = [] if below == 100 else [json.dumps({"=percent": [n]}) for n in range(below)]
     sql = (
         f"SELECT id, metadata, body, embedding <#> %s::vector FROM {table} {condition}"
-        f" ORDER BY embedding <#> %s::vector LIMIT {TOP}"
+        f" ORDER BY embedding::halfvec({DIMENSIONS}) <#> %s::halfvec({DIMENSIONS}) LIMIT {TOP}"
     )
 
     def by_client(query):
