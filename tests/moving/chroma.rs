@@ -243,3 +243,18 @@ async fn a_server_that_is_not_there_is_named() {
         "{said}"
     );
 }
+
+/// It does not become one by waiting.
+#[tokio::test]
+async fn what_is_no_chromadb_is_refused_at_the_start() {
+    let other = Setup::without_models().start().await;
+    let store = other.url("").replace("http://", "chroma://");
+    let store = store.trim_end_matches('/');
+    let serve = ["serve", "--no-embeddings", "--port", "0", "--store", store];
+    let refused = ragstone(&serve).await;
+    let said = refused.failed_with(1);
+    assert!(
+        said.contains(&format!("the store {store} cannot be used")),
+        "{said}"
+    );
+}
