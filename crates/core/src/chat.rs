@@ -14,9 +14,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
+use crate::call::CallError;
 use crate::document::Metadata;
 use crate::error::InvalidInput;
-use crate::provider::CallError;
 
 /// A model that continues a conversation.
 #[async_trait]

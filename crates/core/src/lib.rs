@@ -4,7 +4,9 @@
 //! crates meet at the types and at the few traits defined here.
 
 pub mod analysis;
+pub mod backend;
 pub mod bm25;
+pub mod call;
 pub mod chat;
 pub mod collection;
 pub mod conversation;
@@ -14,10 +16,11 @@ pub mod filter;
 pub mod fusion;
 pub mod measures;
 pub mod model;
-pub mod provider;
+pub mod models;
 pub mod records;
+pub mod search;
 pub mod siblings;
-pub mod store;
+pub mod storage;
 pub mod vector;
 
 pub use collection::{Collection, CollectionName};

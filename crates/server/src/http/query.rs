@@ -9,7 +9,7 @@ use ragstone_core::collection::{CollectionName, shorten};
 use ragstone_core::document::{DocumentId, Metadata};
 use ragstone_core::error::InvalidInput;
 use ragstone_core::filter::Filter;
-use ragstone_core::fusion::{FusionWeights, StageRank};
+use ragstone_core::fusion::{FusionWeights, Rank};
 use ragstone_core::provider::ProviderQuery;
 use ragstone_rag::search::{self, Answer, Expand, Hit, Mode, Query, TopK};
 use serde::{Deserialize, Serialize};
@@ -319,8 +319,8 @@ pub(super) struct Place {
     score: f64,
 }
 
-impl From<StageRank> for Place {
-    fn from(stage: StageRank) -> Self {
+impl From<Rank> for Place {
+    fn from(stage: Rank) -> Self {
         Self {
             rank: stage.rank,
             score: stage.score,

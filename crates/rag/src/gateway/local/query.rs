@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ragstone_core::document::{Document, Metadata};
 use ragstone_core::error::InvalidInput;
-use ragstone_core::fusion::{FusionWeights, StageRank};
+use ragstone_core::fusion::{FusionWeights, Rank};
 use ragstone_core::provider::{ProviderAnswer, ProviderHit, ProviderQuery};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -134,7 +134,7 @@ fn provider_hit(place: usize, hit: Hit, explain: Explain) -> ProviderHit {
         );
     }
     if explain == Explain::Yes {
-        let rerank = hit.rerank.map(|reranked| StageRank {
+        let rerank = hit.rerank.map(|reranked| Rank {
             rank: place + 1,
             score: reranked.score.into(),
         });

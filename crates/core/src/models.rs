@@ -1,17 +1,13 @@
-//! The models that are loaded, and which of them a collection uses.
+//! The models loaded in this process, and which of them a collection uses.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use ragstone_core::collection::{Collection, CollectionName};
-use ragstone_core::error::InvalidInput;
-use ragstone_core::model::{
-    EmbedInput, Embedder, Embedding, ModelError, ModelIdentity, RemoteFault, Reranker, Role,
-};
-
-use crate::Service;
-use crate::error::ServiceError;
+use crate::backend::BackendError;
+use crate::collection::{Collection, CollectionName};
+use crate::error::InvalidInput;
+use crate::model::{EmbedInput, Embedder, Embedding, ModelError, ModelIdentity, RemoteFault, Reranker, Role};
 
 /// How many texts are handed to a model at once. Large requests go in slices of this size, so that
 /// they take their turn in the model's queue instead of filling it.
@@ -65,28 +61,28 @@ impl Models {
             .join(", ")
     }
 
-    pub fn embedder(&self, id: &str) -> Result<&Arc<dyn Embedder>, ServiceError> {
+    pub fn embedder(&self, id: &str) -> Result<&Arc<dyn Embedder>, BackendError> {
         self.embedders
             .get(id)
-            .ok_or_else(|| ServiceError::ModelNotLoaded {
+            .ok_or_else(|| BackendError::ModelNotLoaded {
                 model: id.to_owned(),
                 available: self.available(),
             })
     }
 
     /// The model that a collection's metadata names.
-    pub fn for_collection(&self, collection: &Collection) -> Result<&Arc<dyn Embedder>, ServiceError> {
+    pub fn for_collection(&self, collection: &Collection) -> Result<&Arc<dyn Embedder>, BackendError> {
         match collection.embedding_model() {
             Some(id) => self.embedder(id),
-            None => Err(ServiceError::NoModel {
+            None => Err(BackendError::NoModel {
                 collection: collection.name.clone(),
                 available: self.available(),
             }),
         }
     }
 
-    pub fn reranker(&self) -> Result<&Arc<dyn Reranker>, ServiceError> {
-        self.reranker.as_ref().ok_or(ServiceError::NoReranker)
+    pub fn reranker(&self) -> Result<&Arc<dyn Reranker>, BackendError> {
+        self.reranker.as_ref().ok_or(BackendError::NoReranker)
     }
 }
 
@@ -95,7 +91,7 @@ pub async fn embed_all(
     embedder: &dyn Embedder,
     inputs: Vec<EmbedInput>,
     role: Role,
-) -> Result<Vec<Embedding>, ServiceError> {
+) -> Result<Vec<Embedding>, BackendError> {
     let mut embeddings = Vec::with_capacity(inputs.len());
     let mut inputs = inputs.into_iter();
     loop {
@@ -111,7 +107,7 @@ pub async fn embed_all(
 const SHORT_QUERY: usize = 1000;
 
 /// Embeds one query text. Where a provider refuses one that cannot be at fault, its configuration is.
-pub async fn embed_query(embedder: &dyn Embedder, text: &str) -> Result<Embedding, ServiceError> {
+pub async fn embed_query(embedder: &dyn Embedder, text: &str) -> Result<Embedding, BackendError> {
     let embedded = embedder.embed(vec![text.to_owned().into()], Role::Query).await;
     let embeddings = embedded.map_err(|mut error| {
         if let ModelError::Remote(failure) = &mut error
@@ -128,72 +124,74 @@ pub async fn embed_query(embedder: &dyn Embedder, text: &str) -> Result<Embeddin
         .ok_or_else(|| ModelError::Failed("the model gave no vector for the query".into()).into())
 }
 
-/// Whether vectors of this model can be compared with those of a collection: not where another model
-/// made any of them, and with a warning where another version of it did.
-pub(crate) async fn check_comparable(
-    service: &Service,
+/// Compares the models that made a collection's vectors with the model of a query or of new documents.
+/// Vectors of two models, or of two versions of one, cannot be compared.
+pub fn model_mismatch(
     collection: &CollectionName,
+    made_by: &[ModelIdentity],
     model: &ModelIdentity,
-) -> Result<Option<String>, ServiceError> {
-    match other_maker(service, collection, model).await? {
-        Some(other) if !other.is_a_version() => Err(InvalidInput::new(other.to_string()).into()),
-        other => Ok(other.map(|version| version.to_string())),
-    }
-}
-
-/// The model that made vectors of a collection, where it is not this one. Vectors of two models, or
-/// of two versions of one, cannot be compared.
-pub(crate) async fn other_maker(
-    service: &Service,
-    collection: &CollectionName,
-    model: &ModelIdentity,
-) -> Result<Option<OtherMaker>, ServiceError> {
-    let made_by = service.store.vector_models(collection).await?;
+) -> Option<ModelMismatch> {
     let another = made_by.iter().find(|other| other.id != model.id);
-    let other = another.or_else(|| made_by.iter().find(|other| other.version != model.version));
-    Ok(other.map(|other| OtherMaker {
+    let other = another.or_else(|| made_by.iter().find(|other| other.version != model.version))?;
+    Some(ModelMismatch {
         collection: collection.clone(),
-        other: other.clone(),
-        model: model.clone(),
-    }))
+        stored: other.clone(),
+        loaded: model.clone(),
+    })
 }
 
-pub(crate) struct OtherMaker {
-    collection: CollectionName,
-    other: ModelIdentity,
-    model: ModelIdentity,
-}
-
-impl OtherMaker {
-    /// The same model by name, in another version.
-    pub(crate) fn is_a_version(&self) -> bool {
-        self.other.id == self.model.id
+/// Refuses a query whose vector comes from another model than the collection's vectors. Another
+/// version of the same model is a warning.
+pub fn check_query_model(
+    collection: &CollectionName,
+    made_by: &[ModelIdentity],
+    model: &ModelIdentity,
+) -> Result<Option<String>, InvalidInput> {
+    match model_mismatch(collection, made_by, model) {
+        Some(mismatch) if !mismatch.is_version_only() => Err(InvalidInput::new(mismatch.to_string())),
+        mismatch => Ok(mismatch.map(|version| version.to_string())),
     }
 }
 
-const ANEW: &str = "in a new collection, in this one once it is emptied, or by ingesting them again";
+/// A collection's vectors come from another model, or another version of the model, than is loaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelMismatch {
+    collection: CollectionName,
+    stored: ModelIdentity,
+    loaded: ModelIdentity,
+}
 
-impl fmt::Display for OtherMaker {
+impl ModelMismatch {
+    /// The same model by name, in another version.
+    pub fn is_version_only(&self) -> bool {
+        self.stored.id == self.loaded.id
+    }
+}
+
+const HOW_TO_REEMBED: &str = "in a new collection, in this one after emptying it, or by ingesting them again";
+
+impl fmt::Display for ModelMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             collection,
-            other,
-            model,
+            stored,
+            loaded,
         } = self;
-        if self.is_a_version() {
+        if self.is_version_only() {
             write!(
                 f,
                 "Collection '{collection}' has vectors of version '{}' of model '{}', and version '{}' is loaded: \
-                 distances between the two mean little. Load the former version, or embed the documents anew: {ANEW}",
-                other.version, model.id, model.version
+                 distances between the two mean little. Load the former version, or embed the documents again: \
+                 {HOW_TO_REEMBED}",
+                stored.version, loaded.id, loaded.version
             )
         } else {
             write!(
                 f,
                 "Collection '{collection}' has vectors of model '{}', and its embedding_model is '{}': vectors of \
-                 two models cannot be compared. Name '{}' as its embedding_model again, or embed the documents \
-                 anew: {ANEW}",
-                other.id, model.id, other.id
+                 two models cannot be compared. Set its embedding_model to '{}' again, or embed the documents \
+                 again: {HOW_TO_REEMBED}",
+                stored.id, loaded.id, stored.id
             )
         }
     }
