@@ -1,7 +1,7 @@
 //! Reading documents with all that is kept of them.
 
 use ragstone_core::model::ModelIdentity;
-use ragstone_core::storage::{ExportPage, ExportRange, ExportedDocument, Place};
+use ragstone_core::storage::{Cursor, ExportPage, ExportRange, ExportedDocument};
 use ragstone_core::{CollectionName, DocumentId};
 use rusqlite::{Connection, OptionalExtension, Row};
 
@@ -42,7 +42,7 @@ pub(crate) fn export(connection: &Connection, snapshot: &Snapshot, range: Export
             ))
         })?;
         bytes += text.len() + metadata.len() + 4 * vector.len();
-        last = Some(Place(rowid));
+        last = Some(Cursor(rowid));
         documents.push(ExportedDocument {
             document: document(id, &metadata, text)?,
             vector,

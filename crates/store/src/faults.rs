@@ -43,7 +43,7 @@ impl Faults {
 #[cfg(test)]
 mod tests {
     use ragstone_core::storage::{
-        DocumentBatch, Page, Selection, StorageError, StorageQuery, Store, StoredDocument,
+        DocumentBatch, Page, Selection, Storage, StorageError, StorageQuery, StoredDocument,
     };
     use ragstone_core::{CollectionName, Document, DocumentId, Filter, Metadata};
 

@@ -4,13 +4,15 @@ use std::time::Instant;
 
 use ragstone_core::analysis::analyze_query;
 use ragstone_core::fusion::{HitRanks, Rank, fuse};
-use ragstone_core::storage::{SearchHit, SearchHits, StageTime, StorageQuery};
+use ragstone_core::search::{SearchHit, StageTime};
+use ragstone_core::storage::{SearchHits, StorageQuery};
 use ragstone_core::vector::normalise;
 use ragstone_core::{Document, DocumentId, Metadata};
 use roaring::RoaringBitmap;
 use rusqlite::{Connection, OptionalExtension};
 
 use crate::error::{Error, Result};
+use crate::export::vector_models;
 use crate::index::Snapshot;
 use crate::index::dense::{Candidates, Neighbour, distance, nearest};
 use crate::index::kernel::dot;
@@ -28,7 +30,7 @@ struct Ranked {
     ranks: HitRanks,
 }
 
-pub(crate) fn search(connection: &Connection, view: View, mut request: StorageQuery) -> Result<SearchHits> {
+pub(crate) fn search(connection: &Connection, view: &View, mut request: StorageQuery) -> Result<SearchHits> {
     let mut clock = StageClock::default();
     let snapshot = &view.snapshot;
     if let Some(vector) = &mut request.vector {
@@ -36,15 +38,15 @@ pub(crate) fn search(connection: &Connection, view: View, mut request: StorageQu
         let actual = vector.len();
         if let Some(expected) = snapshot.dimensions().filter(|expected| *expected != actual) {
             return Err(Error::DimensionMismatch {
-                collection: view.collection.name,
+                collection: view.collection.name.clone(),
                 expected,
                 actual,
             });
         }
     }
     let mut candidates = clock.time("filter", || snapshot.matching(&request.filter));
-    if let Some(ids) = &request.among {
-        *candidates.to_mut() &= slots_of(connection, &view, ids)?;
+    if let Some(ids) = &request.ids {
+        *candidates.to_mut() &= slots_of(connection, view, ids)?;
     }
     let ranked = rank(snapshot, &candidates, &request, &mut clock);
     let mut hits = clock.time("fetch", || {
@@ -55,6 +57,7 @@ pub(crate) fn search(connection: &Connection, view: View, mut request: StorageQu
                     document: fetch(connection, snapshot, hit.slot)?,
                     distance: hit.distance,
                     ranks: hit.ranks,
+                    rerank: None,
                     siblings: None,
                 })
             })
@@ -70,11 +73,16 @@ pub(crate) fn search(connection: &Connection, view: View, mut request: StorageQu
             Ok::<_, Error>(siblings.cut())
         })?;
     }
+    let models = match request.vector {
+        Some(_) => vector_models(connection, snapshot)?,
+        None => Vec::new(),
+    };
     Ok(SearchHits {
         hits,
-        siblings_cut,
-        metadata: view.collection.metadata,
-        stages: clock.stages,
+        metadata: view.collection.metadata.clone(),
+        models,
+        siblings_truncated: siblings_cut,
+        timings: clock.stages,
     })
 }
 
@@ -259,9 +267,6 @@ impl StageClock {
     }
 
     fn note(&mut self, stage: &'static str, start: Instant) {
-        self.stages.push(StageTime {
-            stage,
-            took: start.elapsed(),
-        });
+        self.stages.push(StageTime::new(stage, start.elapsed()));
     }
 }

@@ -383,11 +383,18 @@ impl Storage for SqliteStore {
             .await?)
     }
 
-    async fn search(&self, name: &CollectionName, request: StorageQuery) -> Result<SearchHits, StorageError> {
+    async fn search_many(
+        &self,
+        name: &CollectionName,
+        queries: Vec<StorageQuery>,
+    ) -> Result<Vec<SearchHits>, StorageError> {
         self.check_held(self.published.held() == Held::Everything)?;
         Ok(self
             .look(name, move |transaction, view| {
-                search(transaction.connection, view, request)
+                let searches = queries.into_iter();
+                searches
+                    .map(|query| search(transaction.connection, &view, query))
+                    .collect()
             })
             .await?)
     }

@@ -299,9 +299,17 @@ impl Storage for PostgresStore {
             .await
     }
 
-    async fn search(&self, name: &CollectionName, request: StorageQuery) -> Result<SearchHits, StorageError> {
-        self.read(|| search::search(&self.readers, &self.last_seen, self.thresholds, name, &request))
-            .await
+    async fn search_many(
+        &self,
+        name: &CollectionName,
+        queries: Vec<StorageQuery>,
+    ) -> Result<Vec<SearchHits>, StorageError> {
+        let mut answers = Vec::with_capacity(queries.len());
+        for query in &queries {
+            let search = || search::search(&self.readers, &self.last_seen, self.thresholds, name, query);
+            answers.push(self.read(search).await?);
+        }
+        Ok(answers)
     }
 
     async fn export(&self, name: &CollectionName, range: ExportRange) -> Result<ExportPage, StorageError> {

@@ -67,7 +67,7 @@ pub(super) enum Way {
 impl Way {
     pub(super) fn new(thresholds: Thresholds, seen: &Seen, request: &StorageQuery) -> Self {
         let index = match seen.dimensions.and_then(Indexed::of) {
-            Some(index) if seen.count >= thresholds.index_from && request.among.is_none() => index,
+            Some(index) if seen.count >= thresholds.index_from && request.ids.is_none() => index,
             _ => return Self::All,
         };
         let matching = seen.share.map(|share| share * seen.count as f64);
@@ -148,7 +148,7 @@ impl Nearest<'_> {
 
     /// How a filter is best applied depends on what it asks for, so only searches of everything recur.
     fn recurring(&self, mut nearest: Statement) -> Statement {
-        if self.request.filter.is_everything() && self.request.among.is_none() {
+        if self.request.filter.is_everything() && self.request.ids.is_none() {
             nearest.recurring();
         }
         nearest

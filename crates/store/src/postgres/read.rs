@@ -6,7 +6,7 @@ use deadpool_postgres::Pool;
 use ragstone_core::filter::Scalar;
 use ragstone_core::model::ModelIdentity;
 use ragstone_core::storage::{
-    DocumentPage, Engine, ExportPage, ExportRange, ExportedDocument, Page, Place, StorageHealth,
+    Cursor, DocumentPage, Engine, ExportPage, ExportRange, ExportedDocument, Page, StorageHealth,
     VectorPrecision,
 };
 use ragstone_core::{Collection, CollectionName, Document, DocumentId, Filter};
@@ -219,7 +219,7 @@ pub(super) async fn export(pool: &Pool, name: &CollectionName, range: ExportRang
         ));
     let rows = session.query(&rows).await?;
     let (last, more) = match rows.last() {
-        Some(last) => (Some(Place(last.try_get(0)?)), last.try_get(9)?),
+        Some(last) => (Some(Cursor(last.try_get(0)?)), last.try_get(9)?),
         None => (None, false),
     };
     Ok(ExportPage {
@@ -232,9 +232,14 @@ pub(super) async fn export(pool: &Pool, name: &CollectionName, range: ExportRang
 /// See [`ragstone_core::storage::Storage::vector_models`].
 pub(super) async fn vector_models(pool: &Pool, name: &CollectionName) -> Result<Vec<ModelIdentity>> {
     let (session, view) = view(pool, name, None).await?;
-    let Some(table) = view.table else {
-        return Ok(Vec::new());
-    };
+    match view.table {
+        Some(table) => models_of(&session, &table).await,
+        None => Ok(Vec::new()),
+    }
+}
+
+/// The models of the first and of the last document of a table.
+pub(super) async fn models_of(session: &Session, table: &str) -> Result<Vec<ModelIdentity>> {
     let models = Statement::new(format!(
         "SELECT DISTINCT m.id, m.version, m.dimensions
          FROM {table} d JOIN ragstone.models m ON m.number = d.model

@@ -6,7 +6,8 @@ use deadpool_postgres::Pool;
 use ragstone_core::CollectionName;
 use ragstone_core::analysis::analyze_query;
 use ragstone_core::fusion::{HitRanks, Rank, fuse};
-use ragstone_core::storage::{SearchHit, SearchHits, StorageQuery};
+use ragstone_core::search::SearchHit;
+use ragstone_core::storage::{SearchHits, StorageQuery};
 use ragstone_core::vector::normalise;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
@@ -16,7 +17,7 @@ use super::encode::{COUNT_WEIGHTS, LARGEST_UNIT, tsquery};
 use super::last_seen::{LastSeen, Seen};
 use super::nearest::{Columns, Nearest, Way, depth};
 use super::pool::Session;
-use super::read::{View, read_document, view};
+use super::read::{View, models_of, read_document, view};
 use super::siblings::Siblings;
 use super::statement::Statement;
 use crate::error::{Error, Result};
@@ -116,11 +117,16 @@ pub(super) async fn search(
             siblings_cut = clock.time_async("expand", expanded).await?;
         }
     }
+    let models = match (&view.table, &request.vector) {
+        (Some(table), Some(_)) => models_of(&session, table).await?,
+        _ => Vec::new(),
+    };
     Ok(SearchHits {
         hits,
-        siblings_cut,
         metadata: view.collection.metadata,
-        stages: clock.stages,
+        models,
+        siblings_truncated: siblings_cut,
+        timings: clock.stages,
     })
 }
 
@@ -204,6 +210,7 @@ impl Search<'_> {
                 document: read_document(&row, 2)?,
                 distance: Some(distance),
                 ranks,
+                rerank: None,
                 siblings: None,
             });
         }
@@ -377,6 +384,7 @@ impl Search<'_> {
                     document,
                     distance,
                     ranks: hit.ranks,
+                    rerank: None,
                     siblings: None,
                 })
             })

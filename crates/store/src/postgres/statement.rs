@@ -105,7 +105,7 @@ impl Statement {
 
     /// The documents that a search is for.
     pub(super) fn matching(&mut self, request: &StorageQuery) -> &mut Self {
-        match &request.among {
+        match &request.ids {
             None => self.filter(&request.filter),
             Some(ids) => {
                 let ids: Vec<String> = ids.iter().map(|id| escape(id.as_str()).into_owned()).collect();

@@ -1,7 +1,7 @@
 //! Documents leave a store and enter another one as they were.
 
 use ragstone_core::model::ModelIdentity;
-use ragstone_core::storage::{DocumentBatch, ExportRange, ExportedDocument, Place, Selection, StorageError};
+use ragstone_core::storage::{Cursor, DocumentBatch, ExportRange, ExportedDocument, Selection, StorageError};
 use ragstone_core::{CollectionName, DocumentId, Metadata};
 use serde_json::json;
 
@@ -107,7 +107,7 @@ async fn pages_go_on_where_the_last_one_ended_whatever_is_written_meanwhile(engi
     assert_eq!(ids(&second.documents), ["d5", "d6", "d7", "d8"]);
     let third = page(second.last, 4).await.unwrap();
     assert_eq!((ids(&third.documents), third.more), (vec!["d9", "d2"], false));
-    let beyond = page(Some(Place(i64::MAX)), 4).await.unwrap();
+    let beyond = page(Some(Cursor(i64::MAX)), 4).await.unwrap();
     assert_eq!((beyond.documents.len(), beyond.more), (0, false));
     let exact = page(second.last, 2).await.unwrap();
     assert_eq!((exact.documents.len(), exact.more), (2, false));

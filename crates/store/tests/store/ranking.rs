@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use ragstone_core::fusion::{FusionWeights, Rank};
-use ragstone_core::storage::{SearchHit, StorageQuery};
+use ragstone_core::search::SearchHit;
+use ragstone_core::storage::StorageQuery;
 use ragstone_core::{CollectionName, Filter, Metadata};
 use serde_json::json;
 
