@@ -295,7 +295,7 @@ async fn compare_keyword(
     expected.sort_by(|a, b| b.total_cmp(a));
     assert_eq!(hits.len(), expected.len());
     for (hit, best) in hits.iter().zip(expected) {
-        let stage = hit.trail.keyword.unwrap();
+        let stage = hit.ranks.keyword.unwrap();
         let found = matching.iter().find(|s| s.document == hit.document).unwrap();
         assert!((stage.score - best).abs() < 1e-4, "{} {best}", stage.score);
         assert!((stage.score - score(found)).abs() < 1e-4);

@@ -64,10 +64,10 @@ async fn keyword_scores_are_those_of_bm25(engine: Engine) {
     let b = idf * (2.2 / 1.75);
     let d = idf;
     for (place, (hit, expected)) in hits.iter().zip([a, b, d]).enumerate() {
-        let Rank { rank, score } = hit.trail.keyword.unwrap();
+        let Rank { rank, score } = hit.ranks.keyword.unwrap();
         assert_eq!(rank, place + 1);
         assert!((score - expected).abs() < 1e-5, "{score} {expected}");
-        assert_eq!((hit.trail.dense, hit.trail.fused), (None, None));
+        assert_eq!((hit.ranks.dense, hit.ranks.fused), (None, None));
     }
 }
 
@@ -96,7 +96,7 @@ async fn words_that_occur_very_often_are_counted_to_the_end(engine: Engine) {
     for (hit, count) in hits.iter().zip(COUNTS.iter().rev()) {
         let count = *count as f64;
         let (score, expected) = (
-            hit.trail.keyword.unwrap().score,
+            hit.ranks.keyword.unwrap().score,
             idf * count * 2.2 / (count + 1.2),
         );
         assert!((score - expected).abs() < 1e-6, "{score} {expected} for {count}");
@@ -117,9 +117,9 @@ async fn hybrid_fuses_the_ranks_of_both(engine: Engine) {
     assert_eq!(ids(&fused), ["d", "a", "b", "c"]);
     let best = &fused[0];
     assert_eq!(best.distance, Some(0.0));
-    assert_eq!(best.trail.dense, Some(Rank { rank: 1, score: 1.0 }));
-    assert_eq!(best.trail.keyword.unwrap().rank, 3);
-    let score = best.trail.fused.unwrap().score;
+    assert_eq!(best.ranks.dense, Some(Rank { rank: 1, score: 1.0 }));
+    assert_eq!(best.ranks.keyword.unwrap().rank, 3);
+    let score = best.ranks.fused.unwrap().score;
     assert!((score - (1.0 / 61.0 + 1.0 / 63.0)).abs() < 1e-12);
     // Found by word only or not, every hit has its distance.
     let distances: Vec<f32> = fused.iter().map(|hit| hit.distance.unwrap()).collect();
