@@ -1,6 +1,6 @@
 //! Documents and vectors for the benchmark, the same in every run.
 
-use ragstone_core::store::{DocumentBatch, StoredDocument};
+use ragstone_core::storage::{DocumentBatch, StoredDocument};
 use ragstone_core::{Document, DocumentId, Metadata};
 use serde_json::json;
 

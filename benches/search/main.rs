@@ -12,7 +12,7 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use data::{DIMENSIONS, Noise, Source, batch, word};
-use ragstone_core::store::{Page, SearchRequest, Store};
+use ragstone_core::storage::{Page, Storage, StorageQuery};
 use ragstone_core::{CollectionName, Filter, Metadata};
 use ragstone_store::{SqliteStore, StoreOptions};
 use serde_json::json;
@@ -173,11 +173,11 @@ async fn dense(
     let mut used = Duration::ZERO;
     let checked = if vectors.len() > 300_000 { 50 } else { 200 };
     for (number, query) in queries.iter().enumerate() {
-        let request = SearchRequest {
+        let request = StorageQuery {
             vector: Some(query.clone()),
             filter: filter.clone(),
             limit: 10,
-            ..SearchRequest::default()
+            ..StorageQuery::default()
         };
         let (start, used_before) = (Instant::now(), processor_time());
         let outcome = store.search(collection, request).await.unwrap();
@@ -236,11 +236,11 @@ async fn words(store: &SqliteStore, collection: &CollectionName, queries: &[Vec<
             let text = [20, 300, 3000, 10_000, 30_000]
                 .map(|bound| word(noise.below(bound)))
                 .join(" ");
-            let request = SearchRequest {
+            let request = StorageQuery {
                 vector: hybrid.then(|| query.clone()),
                 text: Some(text),
                 limit: 10,
-                ..SearchRequest::default()
+                ..StorageQuery::default()
             };
             let start = Instant::now();
             store.search(collection, request).await.unwrap();
@@ -297,10 +297,10 @@ async fn at_once(store: &SqliteStore, collection: &CollectionName, queries: &[Ve
     let start = Instant::now();
     let clients = (0..CLIENTS).map(|client| async move {
         for number in 0..EACH {
-            let request = SearchRequest {
+            let request = StorageQuery {
                 vector: Some(queries[(client * EACH + number) % queries.len()].clone()),
                 limit: 10,
-                ..SearchRequest::default()
+                ..StorageQuery::default()
             };
             store.search(collection, request).await.unwrap();
         }

@@ -26,17 +26,17 @@ impl Default for FusionWeights {
 
 /// Where a hit stood in one ranking, counted from 1, and with which score (higher is better).
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct StageRank {
+pub struct Rank {
     pub rank: usize,
     pub score: f64,
 }
 
 /// Where a hit stood in every ranking that had it.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct RankTrail {
-    pub dense: Option<StageRank>,
-    pub keyword: Option<StageRank>,
-    pub fused: Option<StageRank>,
+pub struct HitRanks {
+    pub dense: Option<Rank>,
+    pub keyword: Option<Rank>,
+    pub fused: Option<Rank>,
 }
 
 /// Fuses two rankings of the same kind of key, best first. A hit's score is the sum of
@@ -46,32 +46,31 @@ pub fn fuse<K: Copy + Ord + std::hash::Hash>(
     dense: &[(K, f64)],
     keyword: &[(K, f64)],
     weights: FusionWeights,
-) -> Vec<(K, RankTrail)> {
-    let mut trails: std::collections::HashMap<K, RankTrail> =
+) -> Vec<(K, HitRanks)> {
+    let mut trails: std::collections::HashMap<K, HitRanks> =
         std::collections::HashMap::with_capacity(dense.len() + keyword.len());
     for (place, (key, score)) in dense.iter().enumerate() {
-        trails.entry(*key).or_default().dense = Some(StageRank {
+        trails.entry(*key).or_default().dense = Some(Rank {
             rank: place + 1,
             score: *score,
         });
     }
     for (place, (key, score)) in keyword.iter().enumerate() {
-        trails.entry(*key).or_default().keyword = Some(StageRank {
+        trails.entry(*key).or_default().keyword = Some(Rank {
             rank: place + 1,
             score: *score,
         });
     }
-    let part = |stage: Option<StageRank>, weight: f64| {
-        stage.map_or(0.0, |s| weight / (RANK_CONSTANT + s.rank as f64))
-    };
-    let mut fused: Vec<(K, RankTrail, f64)> = trails
+    let part =
+        |stage: Option<Rank>, weight: f64| stage.map_or(0.0, |s| weight / (RANK_CONSTANT + s.rank as f64));
+    let mut fused: Vec<(K, HitRanks, f64)> = trails
         .into_iter()
-        .map(|(key, trail)| {
-            let score = part(trail.dense, weights.dense) + part(trail.keyword, weights.keyword);
-            (key, trail, score)
+        .map(|(key, ranks)| {
+            let score = part(ranks.dense, weights.dense) + part(ranks.keyword, weights.keyword);
+            (key, ranks, score)
         })
         .collect();
-    let dense_rank = |trail: &RankTrail| trail.dense.map_or(usize::MAX, |s| s.rank);
+    let dense_rank = |ranks: &HitRanks| ranks.dense.map_or(usize::MAX, |s| s.rank);
     fused.sort_by(|a, b| {
         b.2.total_cmp(&a.2)
             .then_with(|| dense_rank(&a.1).cmp(&dense_rank(&b.1)))
@@ -80,15 +79,15 @@ pub fn fuse<K: Copy + Ord + std::hash::Hash>(
     fused
         .into_iter()
         .enumerate()
-        .map(|(place, (key, trail, score))| {
+        .map(|(place, (key, ranks, score))| {
             (
                 key,
-                RankTrail {
-                    fused: Some(StageRank {
+                HitRanks {
+                    fused: Some(Rank {
                         rank: place + 1,
                         score,
                     }),
-                    ..trail
+                    ..ranks
                 },
             )
         })
@@ -292,11 +291,11 @@ mod tests {
         let order: Vec<i32> = fused.iter().map(|(key, _)| *key).collect();
         assert_eq!(order, [2, 1, 4, 3]);
         let best = fused[0].1;
-        assert_eq!(best.dense, Some(StageRank { rank: 2, score: 0.8 }));
-        assert_eq!(best.keyword, Some(StageRank { rank: 2, score: 7.0 }));
+        assert_eq!(best.dense, Some(Rank { rank: 2, score: 0.8 }));
+        assert_eq!(best.keyword, Some(Rank { rank: 2, score: 7.0 }));
         assert_eq!(
             best.fused,
-            Some(StageRank {
+            Some(Rank {
                 rank: 1,
                 score: 2.0 / 62.0
             })

@@ -17,7 +17,7 @@ pub mod model;
 pub mod provider;
 pub mod records;
 pub mod siblings;
-pub mod store;
+pub mod storage;
 pub mod vector;
 
 pub use collection::{Collection, CollectionName};

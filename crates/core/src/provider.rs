@@ -11,7 +11,7 @@ use crate::document::{Added, Document, DocumentId, Metadata, NewDocument};
 use crate::error::InvalidInput;
 use crate::filter::Filter;
 use crate::model::{ModelError, ModelIdentity};
-use crate::store::{DocumentPage, MetadataUpdate, Page, Selection, StoreError};
+use crate::storage::{DocumentPage, MetadataUpdate, Page, Selection, StorageError};
 
 /// A RAG backend: this process, another server of our own routes, or a database of another kind.
 ///
@@ -230,7 +230,7 @@ pub enum ProviderError {
     Model(#[from] ModelError),
     /// The backend is this process, and its store did not do it.
     #[error(transparent)]
-    Store(StoreError),
+    Storage(StorageError),
     #[error(transparent)]
     Call(#[from] CallError),
 }

@@ -7,7 +7,7 @@
 
 use async_trait::async_trait;
 
-use crate::store::StoreError;
+use crate::storage::StorageError;
 
 /// Milliseconds since the Unix epoch, always passed in by the caller.
 pub type Millis = i64;
@@ -79,18 +79,18 @@ pub struct RecordCounts {
 #[async_trait]
 pub trait Records: Send + Sync {
     /// One answer per change, in their order.
-    async fn apply(&self, changes: Vec<RecordChange>) -> Result<Vec<Applied>, StoreError>;
+    async fn apply(&self, changes: Vec<RecordChange>) -> Result<Vec<Applied>, StorageError>;
 
     /// Those of the keys that exist, in no particular order.
-    async fn get(&self, kind: &str, keys: &[String]) -> Result<Vec<Record>, StoreError>;
+    async fn get(&self, kind: &str, keys: &[String]) -> Result<Vec<Record>, StorageError>;
 
-    async fn list(&self, kind: &str, range: RecordRange) -> Result<Vec<Record>, StoreError>;
+    async fn list(&self, kind: &str, range: RecordRange) -> Result<Vec<Record>, StorageError>;
 
-    async fn counts(&self, kind: &str) -> Result<RecordCounts, StoreError>;
+    async fn counts(&self, kind: &str) -> Result<RecordCounts, StorageError>;
 
     /// Up to `limit` records that are due at `now`, the longest due first, and left as they are: for
     /// an owner that nobody shares the store with, and that remembers what it works on.
-    async fn due(&self, kind: &str, limit: usize, now: Millis) -> Result<Vec<Record>, StoreError>;
+    async fn due(&self, kind: &str, limit: usize, now: Millis) -> Result<Vec<Record>, StorageError>;
 
     /// Takes up to `limit` records that are due at `now`, the longest due first, and makes each due
     /// again at `lease_until`: until then nobody else gets it. Whoever finishes the work puts the
@@ -101,5 +101,5 @@ pub trait Records: Send + Sync {
         limit: usize,
         now: Millis,
         lease_until: Millis,
-    ) -> Result<Vec<Record>, StoreError>;
+    ) -> Result<Vec<Record>, StorageError>;
 }

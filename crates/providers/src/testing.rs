@@ -6,7 +6,7 @@
 use futures::future::join_all;
 use ragstone_core::document::NewDocument;
 use ragstone_core::provider::{CallError, HealthStatus, ProviderError, ProviderQuery, RagProvider};
-use ragstone_core::store::{MetadataUpdate, Page, Selection};
+use ragstone_core::storage::{MetadataUpdate, Page, Selection};
 use ragstone_core::{CollectionName, Document, DocumentId, Filter, Metadata};
 use serde_json::{Value, json};
 
@@ -48,7 +48,7 @@ pub fn status(error: &ProviderError) -> u16 {
         ProviderError::CollectionExists(_) => 409,
         ProviderError::Invalid(_) | ProviderError::Unsupported(_) => 400,
         ProviderError::ModelNotLoaded { .. } => 503,
-        ProviderError::Model(_) | ProviderError::Store(_) => 500,
+        ProviderError::Model(_) | ProviderError::Storage(_) => 500,
         ProviderError::Call(error) => error.status().unwrap_or(502),
     }
 }

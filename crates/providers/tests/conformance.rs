@@ -12,7 +12,7 @@ use common::chroma::ChromaServer;
 use common::{MODEL, connect, embedders, service, try_connect};
 use ragstone_core::document::NewDocument;
 use ragstone_core::provider::{HealthStatus, ProviderError, ProviderQuery, RagProvider};
-use ragstone_core::store::Page;
+use ragstone_core::storage::Page;
 use ragstone_core::{CollectionName, Document, DocumentId, Filter, Metadata};
 use ragstone_providers::testing::{check_provider, status};
 use serde_json::{Value, json};

@@ -14,7 +14,7 @@ use std::time::Duration;
 use ragstone_core::conversation::ConversationState;
 use ragstone_core::error::InvalidInput;
 use ragstone_core::records::{Applied, Expect, Millis, Record, RecordChange, Records};
-use ragstone_core::store::StoreError;
+use ragstone_core::storage::StorageError;
 use serde::{Deserialize, Serialize};
 
 pub use wording::TopicModel;
@@ -97,7 +97,7 @@ pub async fn read(
     conversations: &Conversations,
     id: &ConversationId,
     now: Millis,
-) -> Result<Option<Conversation>, StoreError> {
+) -> Result<Option<Conversation>, StorageError> {
     Ok(load(conversations, id, now).await?.1)
 }
 
@@ -106,7 +106,7 @@ pub async fn delete(
     conversations: &Conversations,
     id: &ConversationId,
     now: Millis,
-) -> Result<bool, StoreError> {
+) -> Result<bool, StorageError> {
     let known = load(conversations, id, now).await?.1.is_some();
     let applied = conversations
         .records
@@ -131,7 +131,7 @@ pub async fn plan(
     id: &ConversationId,
     message: &str,
     now: Millis,
-) -> Result<Step, StoreError> {
+) -> Result<Step, StorageError> {
     plan_by(conversations, conversations.chat.as_deref(), id, message, now).await
 }
 
@@ -141,7 +141,7 @@ async fn plan_by(
     id: &ConversationId,
     message: &str,
     now: Millis,
-) -> Result<Step, StoreError> {
+) -> Result<Step, StorageError> {
     let (expect, conversation) = load(conversations, id, now).await?;
     let (plan, state) = topic::decide(conversations, chat, conversation.as_ref(), message).await;
     let next = Conversation {
@@ -160,14 +160,14 @@ async fn plan_by(
 
 /// Takes in what the user said. The new topic is durable when this returns. Where another message came
 /// between, the topic is that of both.
-pub async fn keep(conversations: &Conversations, step: Step, now: Millis) -> Result<(), StoreError> {
+pub async fn keep(conversations: &Conversations, step: Step, now: Millis) -> Result<(), StorageError> {
     let mut step = step;
     for _ in 0..MAX_CONFLICTS {
         let change = RecordChange::Put {
             kind: KIND.to_owned(),
             key: step.id.0.clone(),
             group: String::new(),
-            value: serde_json::to_vec(&step.next).map_err(|error| StoreError::Failed(error.into()))?,
+            value: serde_json::to_vec(&step.next).map_err(|error| StorageError::Failed(error.into()))?,
             due: Some(step.next.expires_at),
             expect: step.expect,
         };
@@ -177,7 +177,7 @@ pub async fn keep(conversations: &Conversations, step: Step, now: Millis) -> Res
         // The user has waited for the chat model once.
         step = plan_by(conversations, None, &step.id, &step.message, now).await?;
     }
-    Err(StoreError::Unavailable {
+    Err(StorageError::Unavailable {
         message: "Too many messages of this conversation at once: try again later".to_owned(),
         retry_after: Duration::from_secs(1),
     })
@@ -189,7 +189,7 @@ pub async fn advance(
     id: &ConversationId,
     message: &str,
     now: Millis,
-) -> Result<Plan, StoreError> {
+) -> Result<Plan, StorageError> {
     let step = plan(conversations, id, message, now).await?;
     let decided = step.plan.clone();
     keep(conversations, step, now).await?;
@@ -197,7 +197,7 @@ pub async fn advance(
 }
 
 /// Deletes what has expired, and returns how many there were.
-pub async fn sweep(records: &dyn Records, now: Millis) -> Result<usize, StoreError> {
+pub async fn sweep(records: &dyn Records, now: Millis) -> Result<usize, StorageError> {
     let lease = now.saturating_add(millis(SWEEP_LEASE));
     let mut deleted = 0;
     loop {
@@ -238,7 +238,7 @@ async fn load(
     conversations: &Conversations,
     id: &ConversationId,
     now: Millis,
-) -> Result<(Expect, Option<Conversation>), StoreError> {
+) -> Result<(Expect, Option<Conversation>), StorageError> {
     let found = conversations
         .records
         .get(KIND, std::slice::from_ref(&id.0))

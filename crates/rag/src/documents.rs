@@ -4,7 +4,7 @@ use ragstone_core::collection::{Collection, CollectionName};
 use ragstone_core::document::{Added, Document, DocumentId, NewDocument};
 use ragstone_core::error::InvalidInput;
 use ragstone_core::model::{EmbedInput, Role};
-use ragstone_core::store::{DocumentBatch, StoredDocument};
+use ragstone_core::storage::{DocumentBatch, StoredDocument};
 
 use crate::Service;
 use crate::error::ServiceError;

@@ -3,7 +3,7 @@
 use ragstone_core::collection::CollectionName;
 use ragstone_core::error::InvalidInput;
 use ragstone_core::model::ModelError;
-use ragstone_core::store::StoreError;
+use ragstone_core::storage::StorageError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
@@ -33,5 +33,5 @@ pub enum ServiceError {
     #[error(transparent)]
     Model(#[from] ModelError),
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Storage(#[from] StorageError),
 }

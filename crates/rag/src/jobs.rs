@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ragstone_core::collection::CollectionName;
 use ragstone_core::error::InvalidInput;
 use ragstone_core::records::{Applied, Expect, Millis, Record, RecordRange};
-use ragstone_core::store::StoreError;
+use ragstone_core::storage::StorageError;
 use tokio::sync::Notify;
 
 use crate::error::ServiceError;
@@ -121,7 +121,7 @@ impl Jobs {
     }
 
     /// A job as it stands, up to date where this process works on it.
-    pub async fn get(&self, id: &str) -> Result<Option<Job>, StoreError> {
+    pub async fn get(&self, id: &str) -> Result<Option<Job>, StorageError> {
         let Some(stored) = self.load(id).await? else {
             return Ok(None);
         };
@@ -129,7 +129,7 @@ impl Jobs {
     }
 
     /// The newest jobs, newest first.
-    pub async fn list(&self, collection: Option<&CollectionName>) -> Result<Vec<Job>, StoreError> {
+    pub async fn list(&self, collection: Option<&CollectionName>) -> Result<Vec<Job>, StorageError> {
         let groups = match collection {
             None => vec![None],
             Some(name) => [false, true]
@@ -163,7 +163,7 @@ impl Jobs {
     }
 
     /// Stops a job that is not finished. What it has stored stays.
-    pub async fn cancel(&self, id: &str) -> Result<Option<Job>, StoreError> {
+    pub async fn cancel(&self, id: &str) -> Result<Option<Job>, StorageError> {
         loop {
             let Some(mut stored) = self.load(id).await? else {
                 return Ok(None);
@@ -187,7 +187,7 @@ impl Jobs {
         Worker::new(self.clone())
     }
 
-    async fn load(&self, id: &str) -> Result<Option<Stored>, StoreError> {
+    async fn load(&self, id: &str) -> Result<Option<Stored>, StorageError> {
         let found = self.ingestion.records.get(KIND, &[id.to_owned()]).await?;
         Ok(found.first().and_then(Stored::read))
     }
@@ -199,7 +199,7 @@ impl Jobs {
         stored: &mut Stored,
         state: JobState,
         error: Option<String>,
-    ) -> Result<bool, StoreError> {
+    ) -> Result<bool, StorageError> {
         let now = now();
         stored.record.state = state;
         stored.record.error = error;
@@ -219,17 +219,17 @@ impl Jobs {
         Ok(true)
     }
 
-    async fn items(&self, stored: &Stored) -> Result<Items, StoreError> {
+    async fn items(&self, stored: &Stored) -> Result<Items, StorageError> {
         Items::of(stored, &*self.ingestion.records).await
     }
 
-    async fn drop_items(&self, stored: &Stored) -> Result<(), StoreError> {
+    async fn drop_items(&self, stored: &Stored) -> Result<(), StorageError> {
         let gone = self.items(stored).await?.delete();
         self.ingestion.records.apply(gone).await.map(|_| ())
     }
 
     /// The job that comes first of those of a collection that are not finished.
-    async fn first_open(&self, collection: &str) -> Result<Option<Record>, StoreError> {
+    async fn first_open(&self, collection: &str) -> Result<Option<Record>, StorageError> {
         let range = RecordRange {
             group: Some(stored::group(collection, false)),
             after: None,
@@ -239,7 +239,7 @@ impl Jobs {
     }
 
     /// Makes the next job of a collection due. Should this be missed, it comes when its wait is over.
-    async fn wake_next(&self, collection: &str) -> Result<(), StoreError> {
+    async fn wake_next(&self, collection: &str) -> Result<(), StorageError> {
         let now = now();
         if let Some(record) = self.first_open(collection).await?
             && record.due.is_none_or(|due| due > now)

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ragstone_core::model::ModelIdentity;
 use ragstone_core::records::{Applied, Expect, RecordChange, Records};
-use ragstone_core::store::StoreError;
+use ragstone_core::storage::StorageError;
 use sha2::{Digest, Sha256};
 use tokio::sync::Notify;
 
@@ -164,7 +164,7 @@ impl Ledger {
     }
 
     /// Those of the keys that have an entry.
-    pub async fn find(&self, keys: &[LedgerKey]) -> Result<HashMap<LedgerKey, Entry>, StoreError> {
+    pub async fn find(&self, keys: &[LedgerKey]) -> Result<HashMap<LedgerKey, Entry>, StorageError> {
         if keys.is_empty() {
             return Ok(HashMap::new());
         }
@@ -178,7 +178,7 @@ impl Ledger {
 
     /// Writes entries that are not there yet; durable when it returns. For each, in order: whether
     /// it was written, and not there already.
-    pub async fn record(&self, entries: Vec<(LedgerKey, Entry)>) -> Result<Vec<bool>, StoreError> {
+    pub async fn record(&self, entries: Vec<(LedgerKey, Entry)>) -> Result<Vec<bool>, StorageError> {
         if entries.is_empty() {
             return Ok(Vec::new());
         }
@@ -201,7 +201,7 @@ impl Ledger {
     }
 
     /// Removes entries, where they are there.
-    pub async fn forget(&self, keys: Vec<LedgerKey>) -> Result<(), StoreError> {
+    pub async fn forget(&self, keys: Vec<LedgerKey>) -> Result<(), StorageError> {
         if keys.is_empty() {
             return Ok(());
         }

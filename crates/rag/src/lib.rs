@@ -23,7 +23,7 @@ mod test_parts;
 
 use std::sync::Arc;
 
-use ragstone_core::store::Store;
+use ragstone_core::storage::Storage;
 
 pub use error::ServiceError;
 pub use models::Models;
@@ -31,6 +31,6 @@ pub use models::Models;
 /// The parts that every operation works with.
 #[derive(Clone)]
 pub struct Service {
-    pub store: Arc<dyn Store>,
+    pub store: Arc<dyn Storage>,
     pub models: Arc<Models>,
 }

@@ -8,11 +8,11 @@ use ragstone_core::collection::CollectionName;
 use ragstone_core::document::{Document, DocumentId, Metadata, check_vector};
 use ragstone_core::error::InvalidInput;
 use ragstone_core::filter::Filter;
-use ragstone_core::fusion::{FusionWeights, RankTrail, StageRank};
+use ragstone_core::fusion::{FusionWeights, HitRanks, Rank};
 use ragstone_core::model::{Embedder, Embedding, ModelInfo, Scored};
 pub use ragstone_core::siblings::Expand;
 use ragstone_core::siblings::{Gathering, SIBLING_BYTES};
-use ragstone_core::store::{SearchRequest, SiblingsRequest, StageTime, StoreError};
+use ragstone_core::storage::{SiblingsRequest, StageTime, StorageError, StorageQuery};
 use tokio::sync::{Mutex, OnceCell};
 
 use crate::Service;
@@ -88,7 +88,7 @@ pub struct Hit {
     pub collection: CollectionName,
     pub document: Document,
     pub distance: Option<f32>,
-    pub trail: RankTrail,
+    pub ranks: HitRanks,
     pub rerank: Option<Reranked>,
     /// In document order, the hit itself included; `None` where nothing was expanded.
     pub siblings: Option<Vec<Arc<Document>>>,
@@ -279,7 +279,7 @@ async fn find(
         // A reranker chooses among more hits than are given out.
         max_bytes: SIBLING_BYTES * if query.rerank { RERANK_FACTOR } else { 1 },
     });
-    let request = SearchRequest {
+    let request = StorageQuery {
         vector,
         text: if query.mode == Mode::Dense {
             None
@@ -302,7 +302,7 @@ async fn find(
             collection: name.clone(),
             document: hit.document,
             distance: hit.distance,
-            trail: hit.trail,
+            ranks: hit.ranks,
             rerank: None,
             siblings: hit.siblings,
         })
@@ -317,9 +317,9 @@ async fn find(
 }
 
 /// A width that does not fit is the query's fault here, and the message should say so.
-fn in_query(error: StoreError) -> ServiceError {
+fn in_query(error: StorageError) -> ServiceError {
     match error {
-        StoreError::DimensionMismatch { collection, expected, actual } => InvalidInput::new(format!(
+        StorageError::DimensionMismatch { collection, expected, actual } => InvalidInput::new(format!(
             "Embedding dimension mismatch: the query's vector has {actual} dimensions, collection '{collection}' has {expected}"
         ))
         .into(),
@@ -418,10 +418,10 @@ async fn rerank(service: &Service, query: &Query, answer: &mut Answer) {
 /// else by keyword score.
 fn sort_merged(hits: &mut [Hit]) {
     let key = |hit: &Hit| -> f64 {
-        let score = |stage: Option<StageRank>| stage.map(|s| s.score);
-        score(hit.trail.fused)
+        let score = |stage: Option<Rank>| stage.map(|s| s.score);
+        score(hit.ranks.fused)
             .or_else(|| hit.distance.map(|distance| -f64::from(distance)))
-            .or_else(|| score(hit.trail.keyword))
+            .or_else(|| score(hit.ranks.keyword))
             .unwrap_or(f64::NEG_INFINITY)
     };
     hits.sort_by(|a, b| key(b).total_cmp(&key(a)));

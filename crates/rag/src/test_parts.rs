@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use ragstone_core::model::{
     EmbedInput, Embedder, Embedding, ModelError, ModelIdentity, ModelInfo, Reranker, Role, Scored,
 };
-use ragstone_core::store::Store;
+use ragstone_core::storage::Storage;
 use ragstone_store::{SqliteStore, StoreOptions};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -113,7 +113,7 @@ pub(crate) fn parts(models: Models) -> Parts {
     let folder = tempfile::tempdir().unwrap();
     let store = Arc::new(SqliteStore::open(folder.path(), StoreOptions::default()).unwrap());
     let service = Service {
-        store: Arc::clone(&store) as Arc<dyn Store>,
+        store: Arc::clone(&store) as Arc<dyn Storage>,
         models: Arc::new(models),
     };
     Parts {

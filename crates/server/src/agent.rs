@@ -6,7 +6,7 @@ use std::time::Duration;
 use ragstone_core::chat::ChatModel;
 use ragstone_core::model::Embedder;
 use ragstone_core::records::Records;
-use ragstone_core::store::Store;
+use ragstone_core::storage::Storage;
 use ragstone_providers::config::{EmbeddingConfig, RagConfig};
 use ragstone_providers::{chat, embedding};
 use ragstone_rag::chat::{ContextAwareModelAdapter, ContextOptions};
@@ -39,7 +39,7 @@ impl Agent {
         settings: &Settings,
         service: &Service,
         records: Arc<dyn Records>,
-        store: Arc<dyn Store>,
+        store: Arc<dyn Storage>,
     ) -> anyhow::Result<Self> {
         check_rag(&settings.embedding.rag)?;
         let chat = chat_model(settings)?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use ragstone_core::records::Records;
-use ragstone_core::store::{Store, StoreError};
+use ragstone_core::storage::{Storage, StorageError};
 use ragstone_providers::rag::ChromaStore;
 use ragstone_store::{Held, PostgresOptions, PostgresStore, SqliteStore, StoreOptions};
 use secrecy::SecretString;
@@ -42,7 +42,7 @@ impl OpenStore {
                 let records = open_embedded(data_dir, held)?;
                 match store.health().await {
                     Ok(_) => {}
-                    Err(error @ StoreError::Unavailable { .. }) => tracing::warn!(
+                    Err(error @ StorageError::Unavailable { .. }) => tracing::warn!(
                         url,
                         error = format!("{:#}", anyhow::Error::from(error)),
                         "the store does not answer yet, and is asked again as requests come"
@@ -60,7 +60,7 @@ impl OpenStore {
         }
     }
 
-    pub(crate) fn store(&self) -> Arc<dyn Store> {
+    pub(crate) fn store(&self) -> Arc<dyn Storage> {
         match self {
             Self::Embedded(store) => Arc::clone(store) as _,
             Self::Postgres(store) => Arc::clone(store) as _,
@@ -78,7 +78,7 @@ impl OpenStore {
 
     /// Where the vectors of records are: beside them, because a process that has records of its own would
     /// take those of others for left over.
-    pub(crate) fn vectors_of_records(&self) -> Arc<dyn Store> {
+    pub(crate) fn vectors_of_records(&self) -> Arc<dyn Storage> {
         match self {
             Self::Embedded(_) | Self::Postgres(_) => self.store(),
             Self::Chroma { records, .. } => Arc::clone(records) as _,
@@ -86,7 +86,7 @@ impl OpenStore {
     }
 
     /// Finishes the writes that were accepted, and lets go.
-    pub(crate) async fn close(&self) -> Result<(), StoreError> {
+    pub(crate) async fn close(&self) -> Result<(), StorageError> {
         match self {
             Self::Embedded(store) | Self::Chroma { records: store, .. } => store.close().await,
             Self::Postgres(store) => {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use deadpool_postgres::{HookError, PoolError, TimeoutType};
 use ragstone_core::collection::shorten;
-use ragstone_core::store::StoreError;
+use ragstone_core::storage::StorageError;
 use ragstone_core::{CollectionName, DocumentId};
 use rusqlite::ErrorCode;
 use tokio_postgres::error::SqlState;
@@ -187,7 +187,7 @@ impl Error {
     }
 }
 
-impl From<Error> for StoreError {
+impl From<Error> for StorageError {
     fn from(error: Error) -> Self {
         let later = |message: &str, seconds| Self::Unavailable {
             message: message.to_owned(),

@@ -1,7 +1,7 @@
 //! Reading documents with all that is kept of them.
 
 use ragstone_core::model::ModelIdentity;
-use ragstone_core::store::{MovedDocument, MovedPage, MovedRange, Place};
+use ragstone_core::storage::{Cursor, ExportPage, ExportRange, ExportedDocument};
 use ragstone_core::{CollectionName, DocumentId};
 use rusqlite::{Connection, OptionalExtension, Row};
 
@@ -12,7 +12,7 @@ use crate::search::document;
 /// A page ends early when it has grown this large.
 const PAGE_BYTES: usize = 8 << 20;
 
-pub(crate) fn export(connection: &Connection, snapshot: &Snapshot, range: MovedRange) -> Result<MovedPage> {
+pub(crate) fn export(connection: &Connection, snapshot: &Snapshot, range: ExportRange) -> Result<ExportPage> {
     let mut select = connection.prepare_cached(
         "SELECT d.id, d.metadata, d.text, d.norm, m.id, m.version, m.dimensions
          FROM documents d LEFT JOIN models m ON m.number = d.model WHERE d.rowid = ?1",
@@ -42,22 +42,22 @@ pub(crate) fn export(connection: &Connection, snapshot: &Snapshot, range: MovedR
             ))
         })?;
         bytes += text.len() + metadata.len() + 4 * vector.len();
-        last = Some(Place(rowid));
-        documents.push(MovedDocument {
+        last = Some(Cursor(rowid));
+        documents.push(ExportedDocument {
             document: document(id, &metadata, text)?,
             vector,
             norm,
             model,
         });
     }
-    Ok(MovedPage {
+    Ok(ExportPage {
         documents,
         last,
         more: slots.peek().is_some(),
     })
 }
 
-/// See [`ragstone_core::store::Store::vector_models`].
+/// See [`ragstone_core::storage::Storage::vector_models`].
 pub(crate) fn vector_models(connection: &Connection, snapshot: &Snapshot) -> Result<Vec<ModelIdentity>> {
     let mut select = connection.prepare_cached(
         "SELECT m.id, m.version, m.dimensions

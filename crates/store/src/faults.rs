@@ -42,8 +42,8 @@ impl Faults {
 
 #[cfg(test)]
 mod tests {
-    use ragstone_core::store::{
-        DocumentBatch, Page, SearchRequest, Selection, Store, StoreError, StoredDocument,
+    use ragstone_core::storage::{
+        DocumentBatch, Page, Selection, StorageError, StorageQuery, Store, StoredDocument,
     };
     use ragstone_core::{CollectionName, Document, DocumentId, Filter, Metadata};
 
@@ -80,11 +80,11 @@ mod tests {
         assert_eq!((collection.count, collection.dimensions), (50, Some(2)));
         let page = store.documents(docs, &Filter::everything(), ALL).await.unwrap();
         assert_eq!(page.documents.len(), 50);
-        let request = SearchRequest {
+        let request = StorageQuery {
             vector: Some(vec![1.0, 7.0]),
             text: Some("text".into()),
             limit: 50,
-            ..SearchRequest::default()
+            ..StorageQuery::default()
         };
         assert_eq!(store.search(docs, request).await.unwrap().hits.len(), 50);
         assert_eq!(store.integrity_check().await.unwrap(), Vec::<String>::new());
@@ -97,7 +97,7 @@ mod tests {
             let faults = Faults::default();
             let (store, docs) = filled(directory.path(), &faults).await;
             faults.arm(point);
-            assert!(matches!(store.empty(&docs).await, Err(StoreError::Failed(_))));
+            assert!(matches!(store.empty(&docs).await, Err(StorageError::Failed(_))));
             assert_untouched(&store, &docs).await;
             drop(store);
             let store = SqliteStore::open(directory.path(), StoreOptions::default()).unwrap();

@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use ragstone_core::records::{Applied, Millis, Record, RecordChange, RecordCounts, RecordRange, Records};
-use ragstone_core::store::StoreError;
+use ragstone_core::storage::StorageError;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use crate::SqliteStore;
@@ -39,12 +39,12 @@ fn sql_limit(limit: usize) -> i64 {
 
 #[async_trait]
 impl Records for SqliteStore {
-    async fn apply(&self, changes: Vec<RecordChange>) -> Result<Vec<Applied>, StoreError> {
+    async fn apply(&self, changes: Vec<RecordChange>) -> Result<Vec<Applied>, StorageError> {
         let bytes = changes.iter().map(size).sum();
         Ok(self.write_records(bytes, changes).await?)
     }
 
-    async fn get(&self, kind: &str, keys: &[String]) -> Result<Vec<Record>, StoreError> {
+    async fn get(&self, kind: &str, keys: &[String]) -> Result<Vec<Record>, StorageError> {
         let (kind, keys) = (kind.to_owned(), keys.to_vec());
         Ok(self
             .read(move |connection| {
@@ -60,7 +60,7 @@ impl Records for SqliteStore {
             .await?)
     }
 
-    async fn list(&self, kind: &str, range: RecordRange) -> Result<Vec<Record>, StoreError> {
+    async fn list(&self, kind: &str, range: RecordRange) -> Result<Vec<Record>, StorageError> {
         let kind = kind.to_owned();
         Ok(self
             .read(move |connection| {
@@ -91,7 +91,7 @@ impl Records for SqliteStore {
             .await?)
     }
 
-    async fn counts(&self, kind: &str) -> Result<RecordCounts, StoreError> {
+    async fn counts(&self, kind: &str) -> Result<RecordCounts, StorageError> {
         let kind = kind.to_owned();
         Ok(self
             .read(move |connection| {
@@ -108,7 +108,7 @@ impl Records for SqliteStore {
             .await?)
     }
 
-    async fn due(&self, kind: &str, limit: usize, now: Millis) -> Result<Vec<Record>, StoreError> {
+    async fn due(&self, kind: &str, limit: usize, now: Millis) -> Result<Vec<Record>, StorageError> {
         let kind = kind.to_owned();
         Ok(self
             .read(move |connection| Ok(due_records(connection, &kind, limit, now)?))
@@ -121,7 +121,7 @@ impl Records for SqliteStore {
         limit: usize,
         now: Millis,
         lease_until: Millis,
-    ) -> Result<Vec<Record>, StoreError> {
+    ) -> Result<Vec<Record>, StorageError> {
         let kind = kind.to_owned();
         Ok(self
             .write(limit.saturating_mul(256), move |transaction| {

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use ragstone_core::analysis::analyze_query;
-use ragstone_core::fusion::{RankTrail, StageRank, fuse};
-use ragstone_core::store::{SearchHit, SearchOutcome, SearchRequest, StageTime};
+use ragstone_core::fusion::{HitRanks, Rank, fuse};
+use ragstone_core::storage::{SearchHit, SearchHits, StageTime, StorageQuery};
 use ragstone_core::vector::normalise;
 use ragstone_core::{Document, DocumentId, Metadata};
 use roaring::RoaringBitmap;
@@ -25,14 +25,10 @@ const FUSION_AT_LEAST: usize = 100;
 struct Ranked {
     slot: u32,
     distance: Option<f32>,
-    trail: RankTrail,
+    ranks: HitRanks,
 }
 
-pub(crate) fn search(
-    connection: &Connection,
-    view: View,
-    mut request: SearchRequest,
-) -> Result<SearchOutcome> {
+pub(crate) fn search(connection: &Connection, view: View, mut request: StorageQuery) -> Result<SearchHits> {
     let mut clock = StageClock::default();
     let snapshot = &view.snapshot;
     if let Some(vector) = &mut request.vector {
@@ -58,7 +54,7 @@ pub(crate) fn search(
                 Ok(SearchHit {
                     document: fetch(connection, snapshot, hit.slot)?,
                     distance: hit.distance,
-                    trail: hit.trail,
+                    ranks: hit.ranks,
                     siblings: None,
                 })
             })
@@ -74,7 +70,7 @@ pub(crate) fn search(
             Ok::<_, Error>(siblings.cut())
         })?;
     }
-    Ok(SearchOutcome {
+    Ok(SearchHits {
         hits,
         siblings_cut,
         metadata: view.collection.metadata,
@@ -99,7 +95,7 @@ fn slots_of(connection: &Connection, view: &View, ids: &[DocumentId]) -> Result<
 fn rank(
     snapshot: &Snapshot,
     candidates: &RoaringBitmap,
-    request: &SearchRequest,
+    request: &StorageQuery,
     clock: &mut StageClock,
 ) -> Vec<Ranked> {
     let limit = request.limit;
@@ -113,12 +109,12 @@ fn rank(
             .map(|(place, found)| Ranked {
                 slot: found.slot,
                 distance: Some(distance(found.similarity)),
-                trail: RankTrail {
-                    dense: Some(StageRank {
+                ranks: HitRanks {
+                    dense: Some(Rank {
                         rank: place + 1,
                         score: dense_score(found.similarity),
                     }),
-                    ..RankTrail::default()
+                    ..HitRanks::default()
                 },
             })
             .collect(),
@@ -131,12 +127,12 @@ fn rank(
             .map(|(place, (slot, score))| Ranked {
                 slot,
                 distance: None,
-                trail: RankTrail {
-                    keyword: Some(StageRank {
+                ranks: HitRanks {
+                    keyword: Some(Rank {
                         rank: place + 1,
                         score,
                     }),
-                    ..RankTrail::default()
+                    ..HitRanks::default()
                 },
             })
             .collect(),
@@ -171,7 +167,7 @@ fn hybrid(
     candidates: &RoaringBitmap,
     vector: &[f32],
     text: &str,
-    request: &SearchRequest,
+    request: &StorageQuery,
     clock: &mut StageClock,
 ) -> Vec<Ranked> {
     let depth = fusion_depth(request.limit);
@@ -201,10 +197,10 @@ fn hybrid(
         fuse(&dense, &keyword, request.weights)
             .into_iter()
             .take(request.limit)
-            .map(|(slot, trail)| Ranked {
+            .map(|(slot, ranks)| Ranked {
                 slot,
                 distance: Some(distance_of(slot)),
-                trail,
+                ranks,
             })
             .collect()
     })

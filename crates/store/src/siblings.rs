@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ragstone_core::filter::Scalar;
 use ragstone_core::siblings::{Gathering, SECTION_REACH, Standing};
-use ragstone_core::store::SiblingsRequest;
+use ragstone_core::storage::SiblingsRequest;
 use ragstone_core::{Document, Metadata};
 use roaring::RoaringBitmap;
 use rusqlite::Connection;

@@ -7,9 +7,9 @@ use std::thread::JoinHandle;
 use async_trait::async_trait;
 use ragstone_core::model::ModelIdentity;
 use ragstone_core::records::{Applied, RecordChange};
-use ragstone_core::store::{
-    DocumentBatch, DocumentPage, MetadataUpdate, MovedDocument, MovedPage, MovedRange, Page, SearchOutcome,
-    SearchRequest, Selection, Store, StoreError, StoreHealth,
+use ragstone_core::storage::{
+    DocumentBatch, DocumentPage, ExportPage, ExportRange, ExportedDocument, MetadataUpdate, Page, SearchHits,
+    Selection, Storage, StorageError, StorageHealth, StorageQuery,
 };
 use ragstone_core::{Collection, CollectionName, Document, DocumentId, Filter, Metadata};
 use rusqlite::{Connection, OptionalExtension};
@@ -88,12 +88,12 @@ impl SqliteStore {
 
     /// Waits until freed space is given back and nothing that was deleted is left in any file. The
     /// store does so by itself whenever it has been idle for a moment.
-    pub async fn flush(&self) -> Result<(), StoreError> {
+    pub async fn flush(&self) -> Result<(), StorageError> {
         Ok(self.writer.flush().await?)
     }
 
     /// Finishes the writes that were accepted, empties the log, and stops. Later calls fail.
-    pub async fn close(&self) -> Result<(), StoreError> {
+    pub async fn close(&self) -> Result<(), StorageError> {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(thread) = thread else {
             return Ok(());
@@ -108,7 +108,7 @@ impl SqliteStore {
     }
 
     /// Asks SQLite to check the whole file; empty means that all is well.
-    pub async fn integrity_check(&self) -> Result<Vec<String>, StoreError> {
+    pub async fn integrity_check(&self) -> Result<Vec<String>, StorageError> {
         Ok(self
             .read(|connection| {
                 let mut check = connection.prepare("PRAGMA integrity_check")?;
@@ -154,8 +154,8 @@ impl SqliteStore {
     async fn write_documents(
         &self,
         name: &CollectionName,
-        documents: impl FnOnce() -> Vec<MovedDocument> + Send + 'static,
-    ) -> Result<(), StoreError> {
+        documents: impl FnOnce() -> Vec<ExportedDocument> + Send + 'static,
+    ) -> Result<(), StorageError> {
         let name = name.clone();
         let for_name = name.clone();
         let prepared = tokio::task::spawn_blocking(move || prepare(&for_name, documents()))
@@ -169,11 +169,11 @@ impl SqliteStore {
     }
 
     /// Refuses what cannot be told from what this store holds in memory.
-    fn check_held(&self, answerable: bool) -> Result<(), StoreError> {
+    fn check_held(&self, answerable: bool) -> Result<(), StorageError> {
         if answerable {
             Ok(())
         } else {
-            Err(StoreError::Unsupported(
+            Err(StorageError::Unsupported(
                 "this process opened the store to write to it, and holds no index for such a question".into(),
             ))
         }
@@ -209,12 +209,12 @@ impl Drop for SqliteStore {
 }
 
 #[async_trait]
-impl Store for SqliteStore {
+impl Storage for SqliteStore {
     async fn create_collection(
         &self,
         name: &CollectionName,
         metadata: Metadata,
-    ) -> Result<Collection, StoreError> {
+    ) -> Result<Collection, StorageError> {
         let name = name.clone();
         Ok(self
             .write(1024, move |transaction| {
@@ -223,18 +223,18 @@ impl Store for SqliteStore {
             .await?)
     }
 
-    async fn collections(&self) -> Result<Vec<Collection>, StoreError> {
+    async fn collections(&self) -> Result<Vec<Collection>, StorageError> {
         let published = self.published.clone();
         Ok(self
             .read(move |connection| view_all(connection, &published))
             .await?)
     }
 
-    async fn collection(&self, name: &CollectionName) -> Result<Collection, StoreError> {
+    async fn collection(&self, name: &CollectionName) -> Result<Collection, StorageError> {
         Ok(self.look(name, |_, view| Ok(view.collection)).await?)
     }
 
-    async fn vector_models(&self, name: &CollectionName) -> Result<Vec<ModelIdentity>, StoreError> {
+    async fn vector_models(&self, name: &CollectionName) -> Result<Vec<ModelIdentity>, StorageError> {
         Ok(self
             .look(name, |transaction, view| {
                 vector_models(transaction.connection, &view.snapshot)
@@ -247,7 +247,7 @@ impl Store for SqliteStore {
         name: &CollectionName,
         metadata: Metadata,
         update: MetadataUpdate,
-    ) -> Result<Metadata, StoreError> {
+    ) -> Result<Metadata, StorageError> {
         let name = name.clone();
         Ok(self
             .write(1024, move |transaction| {
@@ -256,14 +256,14 @@ impl Store for SqliteStore {
             .await?)
     }
 
-    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StoreError> {
+    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StorageError> {
         let name = name.clone();
         Ok(self
             .write(256, move |transaction| transaction.delete_collection(&name))
             .await?)
     }
 
-    async fn upsert(&self, name: &CollectionName, batch: DocumentBatch) -> Result<(), StoreError> {
+    async fn upsert(&self, name: &CollectionName, batch: DocumentBatch) -> Result<(), StorageError> {
         self.write_documents(name, move || batch.normalised()).await
     }
 
@@ -271,7 +271,7 @@ impl Store for SqliteStore {
         &self,
         name: &CollectionName,
         ids: &[DocumentId],
-    ) -> Result<Vec<Document>, StoreError> {
+    ) -> Result<Vec<Document>, StorageError> {
         let (name, ids) = (name.clone(), ids.to_vec());
         Ok(self
             .read(move |connection| {
@@ -307,7 +307,7 @@ impl Store for SqliteStore {
         &self,
         name: &CollectionName,
         ids: &[DocumentId],
-    ) -> Result<Vec<(DocumentId, Option<ModelIdentity>)>, StoreError> {
+    ) -> Result<Vec<(DocumentId, Option<ModelIdentity>)>, StorageError> {
         let (name, ids) = (name.clone(), ids.to_vec());
         Ok(self
             .read(move |connection| models_by_id(connection, &name, &ids))
@@ -319,7 +319,7 @@ impl Store for SqliteStore {
         name: &CollectionName,
         filter: &Filter,
         page: Page,
-    ) -> Result<DocumentPage, StoreError> {
+    ) -> Result<DocumentPage, StorageError> {
         self.check_held(self.published.held().answers(filter))?;
         let filter = filter.clone();
         Ok(self
@@ -342,7 +342,11 @@ impl Store for SqliteStore {
             .await?)
     }
 
-    async fn delete_documents(&self, name: &CollectionName, selection: Selection) -> Result<u64, StoreError> {
+    async fn delete_documents(
+        &self,
+        name: &CollectionName,
+        selection: Selection,
+    ) -> Result<u64, StorageError> {
         let name = name.clone();
         let bytes = match &selection {
             Selection::Ids(ids) => 64 * ids.len() + 256,
@@ -358,14 +362,14 @@ impl Store for SqliteStore {
             .await?)
     }
 
-    async fn empty(&self, name: &CollectionName) -> Result<u64, StoreError> {
+    async fn empty(&self, name: &CollectionName) -> Result<u64, StorageError> {
         let name = name.clone();
         Ok(self
             .write(256, move |transaction| transaction.empty(&name))
             .await?)
     }
 
-    async fn metadata_values(&self, name: &CollectionName, field: &str) -> Result<Vec<Value>, StoreError> {
+    async fn metadata_values(&self, name: &CollectionName, field: &str) -> Result<Vec<Value>, StorageError> {
         self.check_held(self.published.held().has_values_of(field))?;
         let field = field.to_owned();
         Ok(self
@@ -379,11 +383,7 @@ impl Store for SqliteStore {
             .await?)
     }
 
-    async fn search(
-        &self,
-        name: &CollectionName,
-        request: SearchRequest,
-    ) -> Result<SearchOutcome, StoreError> {
+    async fn search(&self, name: &CollectionName, request: StorageQuery) -> Result<SearchHits, StorageError> {
         self.check_held(self.published.held() == Held::Everything)?;
         Ok(self
             .look(name, move |transaction, view| {
@@ -392,7 +392,7 @@ impl Store for SqliteStore {
             .await?)
     }
 
-    async fn export(&self, name: &CollectionName, range: MovedRange) -> Result<MovedPage, StoreError> {
+    async fn export(&self, name: &CollectionName, range: ExportRange) -> Result<ExportPage, StorageError> {
         self.check_held(self.published.held() == Held::Everything)?;
         Ok(self
             .look(name, move |transaction, view| {
@@ -401,11 +401,15 @@ impl Store for SqliteStore {
             .await?)
     }
 
-    async fn import(&self, name: &CollectionName, documents: Vec<MovedDocument>) -> Result<(), StoreError> {
+    async fn import(
+        &self,
+        name: &CollectionName,
+        documents: Vec<ExportedDocument>,
+    ) -> Result<(), StorageError> {
         self.write_documents(name, move || documents).await
     }
 
-    async fn health(&self) -> Result<StoreHealth, StoreError> {
+    async fn health(&self) -> Result<StorageHealth, StorageError> {
         let collections = self
             .read(|connection| {
                 Ok(connection
@@ -413,7 +417,7 @@ impl Store for SqliteStore {
                     .query_row([], |row| row.get(0))?)
             })
             .await?;
-        Ok(StoreHealth {
+        Ok(StorageHealth {
             collections,
             storage_bytes: self.directory.storage_bytes(),
             engine: None,

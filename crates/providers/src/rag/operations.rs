@@ -7,7 +7,7 @@ use ragstone_core::document::{Added, NewDocument};
 use ragstone_core::provider::{
     Capability, Health, ProviderAnswer, ProviderError, ProviderQuery, RagProvider, Reranked,
 };
-use ragstone_core::store::{DocumentPage, MetadataUpdate, Page, Selection};
+use ragstone_core::storage::{DocumentPage, MetadataUpdate, Page, Selection};
 use ragstone_core::{Collection, CollectionName, Filter, Metadata};
 use serde_json::Value;
 

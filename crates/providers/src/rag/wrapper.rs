@@ -12,7 +12,7 @@ use ragstone_core::provider::{
     CallError, Capability, Health, HealthStatus, ProviderAnswer, ProviderError, ProviderQuery, RagProvider,
     Reranked,
 };
-use ragstone_core::store::{DocumentPage, MetadataUpdate, Page, Selection};
+use ragstone_core::storage::{DocumentPage, MetadataUpdate, Page, Selection};
 use ragstone_core::{Collection, CollectionName, Document, DocumentId, Filter, Metadata};
 use schemars::JsonSchema;
 use serde::Deserialize;

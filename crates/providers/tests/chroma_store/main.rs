@@ -12,9 +12,9 @@ use std::sync::{Arc, Mutex};
 
 use common::chroma::ChromaServer;
 use ragstone_core::model::ModelIdentity;
-use ragstone_core::store::{
-    DocumentBatch, KeptVectors, MetadataUpdate, MovedRange, Page, SearchRequest, Selection, Store,
-    StoreError, StoredDocument,
+use ragstone_core::storage::{
+    DocumentBatch, ExportRange, MetadataUpdate, Page, Selection, Storage, StorageError, StorageQuery,
+    StoredDocument, VectorPrecision,
 };
 use ragstone_core::vector::normalise;
 use ragstone_core::{CollectionName, Document, DocumentId, Filter, Metadata};
@@ -62,7 +62,7 @@ impl Pair {
         pair
     }
 
-    fn both(&self) -> [&dyn Store; 2] {
+    fn both(&self) -> [&dyn Storage; 2] {
         [&self.chroma, &self.sqlite]
     }
 
@@ -84,7 +84,7 @@ impl Pair {
         assert_eq!(found, expected, "{filter}");
     }
 
-    async fn agree_on_search(&self, request: &SearchRequest) {
+    async fn agree_on_search(&self, request: &StorageQuery) {
         let mut answers = Vec::new();
         for store in self.both() {
             let outcome = store.search(&self.docs, request.clone()).await.unwrap();
@@ -105,8 +105,7 @@ impl Pair {
                 (Some(found), Some(expected)) => assert!((found - expected).abs() < 1e-5),
                 (found, expected) => assert_eq!(found, expected),
             }
-            let score =
-                |trail: Option<ragstone_core::fusion::StageRank>| trail.map_or(0.0, |stage| stage.score);
+            let score = |trail: Option<ragstone_core::fusion::Rank>| trail.map_or(0.0, |stage| stage.score);
             for (a, b) in [
                 (found.trail.dense, expected.trail.dense),
                 (found.trail.keyword, expected.trail.keyword),
@@ -243,29 +242,29 @@ async fn answers_are_those_of_the_embedded_store(server: &ChromaServer) {
                 (None, Some(&few)),
                 (Some(0.6), Some(&few)),
             ] {
-                let request = SearchRequest {
+                let request = StorageQuery {
                     among: among.cloned(),
                     vector: vector.clone(),
                     text: text.map(str::to_owned),
                     filter: Filter::parse(filter).unwrap(),
                     limit: 7,
                     max_distance,
-                    ..SearchRequest::default()
+                    ..StorageQuery::default()
                 };
                 pair.agree_on_search(&request).await;
             }
         }
     }
-    let wide = SearchRequest {
+    let wide = StorageQuery {
         vector: Some(vec![1.0]),
         limit: 3,
-        ..SearchRequest::default()
+        ..StorageQuery::default()
     };
     for store in pair.both() {
         let refused = store.search(&pair.docs, wide.clone()).await;
         assert!(matches!(
             refused,
-            Err(StoreError::DimensionMismatch { expected: 3, .. })
+            Err(StorageError::DimensionMismatch { expected: 3, .. })
         ));
         assert_eq!(store.empty(&pair.docs).await.unwrap(), 40);
         assert_eq!(store.empty(&pair.docs).await.unwrap(), 0);
@@ -284,7 +283,7 @@ async fn collections_of_any_name_come_and_go(server: &ChromaServer) {
             .unwrap();
         assert_eq!((created.name.as_str(), &created.metadata), (text, &metadata));
         let again = store.create_collection(&name(text), Metadata::new()).await;
-        assert!(matches!(again, Err(StoreError::CollectionExists(_))), "{text}");
+        assert!(matches!(again, Err(StorageError::CollectionExists(_))), "{text}");
     }
     let internal = CollectionName::internal("memory.knowledge");
     store.create_collection(&internal, Metadata::new()).await.unwrap();
@@ -310,10 +309,10 @@ async fn collections_of_any_name_come_and_go(server: &ChromaServer) {
     for text in names {
         store.delete_collection(&name(text)).await.unwrap();
         let gone = store.collection(&name(text)).await;
-        assert!(matches!(gone, Err(StoreError::CollectionNotFound(_))), "{text}");
+        assert!(matches!(gone, Err(StorageError::CollectionNotFound(_))), "{text}");
     }
     let missing = store.delete_collection(&name("x")).await;
-    assert!(matches!(missing, Err(StoreError::CollectionNotFound(_))));
+    assert!(matches!(missing, Err(StorageError::CollectionNotFound(_))));
 }
 
 async fn an_emptied_collection_takes_another_width(server: &ChromaServer) {
@@ -331,7 +330,7 @@ async fn an_emptied_collection_takes_another_width(server: &ChromaServer) {
     let other = store.upsert(&docs, batch(vec![1.0, 2.0, 3.0])).await;
     assert!(matches!(
         other,
-        Err(StoreError::DimensionMismatch { expected: 2, .. })
+        Err(StorageError::DimensionMismatch { expected: 2, .. })
     ));
     store.empty(&docs).await.unwrap();
     store.upsert(&docs, batch(vec![1.0, 2.0, 3.0])).await.unwrap();
@@ -358,7 +357,7 @@ async fn documents_are_moved_in_and_out(server: &ChromaServer) {
     for (store, all) in [(pair.both()[0], &mut found), (pair.both()[1], &mut expected)] {
         let mut after = None;
         loop {
-            let range = MovedRange { after, limit: 16 };
+            let range = ExportRange { after, limit: 16 };
             let page = store.export(&pair.docs, range).await.unwrap();
             after = page.last;
             all.extend(page.documents);
@@ -396,7 +395,10 @@ async fn documents_are_moved_in_and_out(server: &ChromaServer) {
 async fn what_it_cannot_do_is_declared_or_refused(server: &ChromaServer) {
     let (store, docs) = (store(server), name("large"));
     let engine = store.health().await.unwrap().engine.unwrap();
-    assert_eq!((engine.name, engine.vectors), ("chromadb", KeptVectors::Rounded));
+    assert_eq!(
+        (engine.name, engine.vectors),
+        ("chromadb", VectorPrecision::Rounded)
+    );
     assert!(
         engine
             .limitations
@@ -418,16 +420,16 @@ async fn what_it_cannot_do_is_declared_or_refused(server: &ChromaServer) {
         model: None,
     };
     store.upsert(&docs, batch).await.unwrap();
-    let request = |vector: Option<Vec<f32>>, text: Option<&str>| SearchRequest {
+    let request = |vector: Option<Vec<f32>>, text: Option<&str>| StorageQuery {
         vector,
         text: text.map(str::to_owned),
         limit: 3,
-        ..SearchRequest::default()
+        ..StorageQuery::default()
     };
     for request in [request(None, Some("t")), request(Some(vec![1.0, 1.0]), Some("t"))] {
         let refused = store.search(&docs, request).await;
         assert!(
-            matches!(&refused, Err(StoreError::Unsupported(message)) if message.contains("use mode dense")),
+            matches!(&refused, Err(StorageError::Unsupported(message)) if message.contains("use mode dense")),
             "{refused:?}"
         );
     }
@@ -499,13 +501,13 @@ async fn a_filled_collection_is_replaced_whole(server: &ChromaServer) {
 async fn a_search_sees_the_collection_as_it_is_now(server: &ChromaServer) {
     let (store, other, docs) = (store(server), store(server), name("replaced"));
     let nearest = async |vector: Vec<f32>| {
-        let request = SearchRequest {
+        let request = StorageQuery {
             vector: Some(vector),
             limit: 5,
-            ..SearchRequest::default()
+            ..StorageQuery::default()
         };
         let outcome = store.search(&docs, request).await?;
-        Ok::<_, StoreError>((outcome.hits.len(), store.collection(&docs).await?.count))
+        Ok::<_, StorageError>((outcome.hits.len(), store.collection(&docs).await?.count))
     };
     other.create_collection(&docs, Metadata::new()).await.unwrap();
     assert_eq!(nearest(noise(1, 8)).await.unwrap(), (0, 0));
@@ -514,14 +516,14 @@ async fn a_search_sees_the_collection_as_it_is_now(server: &ChromaServer) {
     other.delete_collection(&docs).await.unwrap();
     assert!(matches!(
         nearest(noise(1, 8)).await,
-        Err(StoreError::CollectionNotFound(_))
+        Err(StorageError::CollectionNotFound(_))
     ));
     other.create_collection(&docs, Metadata::new()).await.unwrap();
     other.upsert(&docs, numbered(0..2, 2, 4)).await.unwrap();
     assert_eq!(nearest(noise(1, 4)).await.unwrap(), (2, 2));
     assert!(matches!(
         nearest(noise(1, 8)).await,
-        Err(StoreError::DimensionMismatch { .. })
+        Err(StorageError::DimensionMismatch { .. })
     ));
     store.delete_collection(&docs).await.unwrap();
 }
@@ -544,11 +546,11 @@ async fn nothing_is_overlooked_after_many_deletions(server: &ChromaServer) {
             (json!({ &field: {"$lt": 200} }), 200),
             (json!({ &field: {"$in": (0..30).collect::<Vec<_>>()} }), 30),
         ] {
-            let request = SearchRequest {
+            let request = StorageQuery {
                 vector: Some(noise(5, 16)),
                 filter: Filter::parse(&filter).unwrap(),
                 limit: 1000,
-                ..SearchRequest::default()
+                ..StorageQuery::default()
             };
             let hits = store.search(&docs, request).await.unwrap().hits;
             assert_eq!(hits.len(), expected, "round {round}: {filter}");
@@ -592,7 +594,7 @@ impl Writers {
                     self.acknowledged.lock().unwrap().push(id);
                     number += 1;
                 }
-                Err(StoreError::Unavailable { .. }) => {
+                Err(StorageError::Unavailable { .. }) => {
                     self.refused.fetch_add(1, Ordering::Relaxed);
                     tokio::time::sleep(std::time::Duration::from_millis(50)).await;
                 }
@@ -650,10 +652,10 @@ async fn it_goes_away_under_load_and_loses_nothing(server: &mut ChromaServer) {
         .collect();
     let there = store.documents_by_id(&docs, &ids).await.unwrap();
     assert_eq!(there.len(), acknowledged.len());
-    let request = SearchRequest {
+    let request = StorageQuery {
         vector: Some(vec![1.0, 0.0, 0.5]),
         limit: 10_000,
-        ..SearchRequest::default()
+        ..StorageQuery::default()
     };
     let found: BTreeSet<String> = store
         .search(&docs, request)
@@ -678,9 +680,9 @@ async fn it_goes_away_and_comes_back(server: &mut ChromaServer) {
     server.stop();
     for _ in 0..8 {
         let away = store.upsert(&docs, batch()).await;
-        assert!(matches!(away, Err(StoreError::Unavailable { .. })), "{away:?}");
+        assert!(matches!(away, Err(StorageError::Unavailable { .. })), "{away:?}");
         let away = store.health().await;
-        assert!(matches!(away, Err(StoreError::Unavailable { .. })), "{away:?}");
+        assert!(matches!(away, Err(StorageError::Unavailable { .. })), "{away:?}");
     }
     server.restart().await;
     let mut answered = false;

@@ -6,7 +6,7 @@ use super::*;
 async fn keep_searching(
     store: &ChromaStore,
     docs: &CollectionName,
-    request: &SearchRequest,
+    request: &StorageQuery,
     done: &AtomicBool,
 ) -> usize {
     let mut answers = 0;
@@ -22,11 +22,11 @@ async fn keep_searching(
     answers
 }
 
-fn nearest(width: usize) -> SearchRequest {
-    SearchRequest {
+fn nearest(width: usize) -> StorageQuery {
+    StorageQuery {
         vector: Some(noise(77, width)),
         limit: 5,
-        ..SearchRequest::default()
+        ..StorageQuery::default()
     }
 }
 
@@ -74,7 +74,7 @@ pub(super) async fn what_is_deleted_meanwhile_is_found_whole_or_not_at_all(serve
         }
         done.store(true, Ordering::Relaxed);
     };
-    let hybrid = SearchRequest {
+    let hybrid = StorageQuery {
         text: Some("text".into()),
         ..nearest(4)
     };
@@ -117,7 +117,7 @@ pub(super) async fn collections_come_and_go_beside_readers(server: &ChromaServer
                 reader.documents(&docs, &Filter::default(), ALL).await.map(|_| ()),
             ] {
                 assert!(
-                    matches!(outcome, Ok(()) | Err(StoreError::CollectionNotFound(_))),
+                    matches!(outcome, Ok(()) | Err(StorageError::CollectionNotFound(_))),
                     "{outcome:?}"
                 );
             }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ragstone_core::document::NewDocument;
 use ragstone_core::provider::{CallError, ProviderError, RagProvider};
-use ragstone_core::store::Page;
+use ragstone_core::storage::Page;
 use ragstone_core::{CollectionName, Document, DocumentId, Filter, Metadata};
 use serde_json::{Value, json};
 

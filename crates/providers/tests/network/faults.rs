@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ragstone_core::provider::CallError;
-use ragstone_core::store::{Store, StoreError};
+use ragstone_core::storage::{Storage, StorageError};
 use ragstone_providers::http::{Call, Policy, Repeat};
 use ragstone_providers::rag::ChromaStore;
 use serde_json::{Value, json};
@@ -300,12 +300,18 @@ async fn a_chromadb_that_stops_answering_half_way_keeps_no_probe_waiting() {
     for _ in 0..3 {
         let asked = tokio::time::timeout(soon, store.health()).await;
         let error = asked.expect("an answer long before the deadline of a request");
-        assert!(matches!(error, Err(StoreError::Unavailable { .. })), "{error:?}");
+        assert!(
+            matches!(error, Err(StorageError::Unavailable { .. })),
+            "{error:?}"
+        );
     }
     // That it does not answer was noted: nobody else waits for it.
     let before = server.seen().len();
     let asked = tokio::time::timeout(soon, store.collections()).await;
     let error = asked.expect("an answer long before the deadline of a request");
-    assert!(matches!(error, Err(StoreError::Unavailable { .. })), "{error:?}");
+    assert!(
+        matches!(error, Err(StorageError::Unavailable { .. })),
+        "{error:?}"
+    );
     assert_eq!(server.seen().len(), before, "it is left alone");
 }

@@ -8,7 +8,7 @@ use ragstone_core::document::{Document, Metadata};
 use ragstone_core::filter::{Filter, Scalar};
 use ragstone_core::provider::{Capability, ProviderError, RagProvider};
 use ragstone_core::siblings::{Expand, Gathering, SECTION_REACH, SIBLING_BYTES, in_document_order};
-use ragstone_core::store::Page;
+use ragstone_core::storage::Page;
 use serde_json::{Value, json};
 
 use super::{Collected, CollectedHit, DEPTH_AT_MOST, Request, Target};

@@ -11,7 +11,7 @@ use ragstone_core::filter::Filter;
 use ragstone_core::provider::{
     Capability, Health, HealthStatus, ProviderAnswer, ProviderError, ProviderQuery, RagProvider, Reranked,
 };
-use ragstone_core::store::{DocumentPage, MetadataUpdate, Page, Selection, StoreError, StoreHealth};
+use ragstone_core::storage::{DocumentPage, MetadataUpdate, Page, Selection, StorageError, StorageHealth};
 use ragstone_providers::ConfigError;
 use ragstone_providers::rag::{ProviderDescription, ProviderKind};
 use serde_json::{Value, json};
@@ -202,7 +202,7 @@ impl RagProvider for LocalProvider {
 }
 
 impl LocalProvider {
-    fn details(&self, store: Result<StoreHealth, StoreError>) -> Metadata {
+    fn details(&self, store: Result<StorageHealth, StorageError>) -> Metadata {
         let mut details = Metadata::new();
         details.insert("version".into(), env!("CARGO_PKG_VERSION").into());
         match store {
@@ -280,13 +280,13 @@ fn as_written(number: f32) -> f64 {
     number.to_string().parse().unwrap_or(f64::from(number))
 }
 
-fn store_error(error: StoreError) -> ProviderError {
+fn store_error(error: StorageError) -> ProviderError {
     match error {
-        StoreError::CollectionNotFound(name) => ProviderError::CollectionNotFound(name),
-        StoreError::CollectionExists(name) => ProviderError::CollectionExists(name),
-        StoreError::DimensionMismatch { .. } => InvalidInput::new(error.to_string()).into(),
-        StoreError::Unsupported(message) => ProviderError::Unsupported(message),
-        other => ProviderError::Store(other),
+        StorageError::CollectionNotFound(name) => ProviderError::CollectionNotFound(name),
+        StorageError::CollectionExists(name) => ProviderError::CollectionExists(name),
+        StorageError::DimensionMismatch { .. } => InvalidInput::new(error.to_string()).into(),
+        StorageError::Unsupported(message) => ProviderError::Unsupported(message),
+        other => ProviderError::Storage(other),
     }
 }
 
@@ -295,9 +295,9 @@ impl From<ServiceError> for ProviderError {
         match error {
             ServiceError::Invalid(invalid) => invalid.into(),
             ServiceError::Model(error) => error.into(),
-            ServiceError::Store(error) => store_error(error),
+            ServiceError::Storage(error) => store_error(error),
             ServiceError::File { .. } | ServiceError::NoneSearched(_) | ServiceError::TooManyJobs { .. } => {
-                store_error(StoreError::Failed(Box::new(error)))
+                store_error(StorageError::Failed(Box::new(error)))
             }
             ServiceError::NoModel { .. } => InvalidInput::new(capitalised(&error.to_string())).into(),
             ServiceError::ModelNotLoaded { model, available } => Self::ModelNotLoaded {

@@ -7,7 +7,7 @@
 use ragstone_core::collection::CollectionName;
 use ragstone_core::model::ModelIdentity;
 use ragstone_core::records::{Expect, RecordChange, RecordRange, Records};
-use ragstone_core::store::StoreError;
+use ragstone_core::storage::StorageError;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -69,7 +69,7 @@ pub(super) async fn load(
     records: &dyn Records,
     collection: &CollectionName,
     source: &str,
-) -> Result<Option<Manifest>, StoreError> {
+) -> Result<Option<Manifest>, StorageError> {
     let found = records.get(KIND, &[key(collection, source)]).await?;
     Ok(found
         .first()
@@ -80,7 +80,7 @@ pub(super) async fn load(
 pub(super) async fn list(
     records: &dyn Records,
     collection: &CollectionName,
-) -> Result<Vec<Manifest>, StoreError> {
+) -> Result<Vec<Manifest>, StorageError> {
     let mut manifests: Vec<Manifest> = Vec::new();
     let mut range = RecordRange {
         group: Some(collection.to_string()),

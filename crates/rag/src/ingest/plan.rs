@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use ragstone_core::collection::CollectionName;
 use ragstone_core::document::{DocumentId, Metadata};
 use ragstone_core::filter::{Filter, Scalar, Test};
-use ragstone_core::store::{Page, Store, StoreError};
+use ragstone_core::storage::{Page, Storage, StorageError};
 use serde_json::Value;
 
 use super::chunk::{Chunk, keys};
@@ -121,18 +121,18 @@ pub fn is_of_source(metadata: &Metadata, source: &str) -> bool {
         && metadata.contains_key(keys::CONTENT_HASH)
 }
 
-pub async fn count(store: &dyn Store, name: &CollectionName, filter: &Filter) -> Result<u64, StoreError> {
+pub async fn count(store: &dyn Storage, name: &CollectionName, filter: &Filter) -> Result<u64, StorageError> {
     let page = Page { limit: 0, offset: 0 };
     Ok(store.documents(name, filter, page).await?.total)
 }
 
 /// Visits what matches, page by page.
 pub async fn each(
-    store: &dyn Store,
+    store: &dyn Storage,
     name: &CollectionName,
     filter: &Filter,
     mut visit: impl FnMut(DocumentId, Metadata) + Send,
-) -> Result<(), StoreError> {
+) -> Result<(), StorageError> {
     let mut offset = 0;
     loop {
         let page = store

@@ -13,7 +13,7 @@ use ragstone_core::collection::CollectionName;
 use ragstone_core::document::{DocumentId, Metadata};
 use ragstone_core::model::ModelIdentity;
 use ragstone_core::records::Records;
-use ragstone_core::store::{Store, StoreError};
+use ragstone_core::storage::{Storage, StorageError};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::runtime::Handle;
@@ -88,7 +88,7 @@ pub(super) struct Finish {
 }
 
 pub(super) struct Preparation {
-    pub(super) store: Arc<dyn Store>,
+    pub(super) store: Arc<dyn Storage>,
     pub(super) records: Arc<dyn Records>,
     pub(super) collection: CollectionName,
     /// See [`manifest::model_name`].
@@ -105,11 +105,11 @@ pub(super) struct Preparation {
 pub(super) enum Stop {
     /// Nobody wants the rest.
     Unwanted,
-    Store(StoreError),
+    Store(StorageError),
 }
 
-impl From<StoreError> for Stop {
-    fn from(error: StoreError) -> Self {
+impl From<StorageError> for Stop {
+    fn from(error: StorageError) -> Self {
         Self::Store(error)
     }
 }
@@ -135,8 +135,8 @@ impl From<std::io::Error> for Refused {
     }
 }
 
-impl From<StoreError> for Refused {
-    fn from(error: StoreError) -> Self {
+impl From<StorageError> for Refused {
+    fn from(error: StorageError) -> Self {
         Self::Stop(Stop::Store(error))
     }
 }
@@ -334,7 +334,7 @@ impl Preparation {
         manifest::fingerprint(digest, kind.name(), self.chunk_tokens)
     }
 
-    fn before(&self, source: &str) -> Result<Before, StoreError> {
+    fn before(&self, source: &str) -> Result<Before, StorageError> {
         self.runtime.block_on(async {
             let manifest = manifest::load(self.records.as_ref(), &self.collection, source).await?;
             let chunks = plan::count(self.store.as_ref(), &self.collection, &plan::of_source(source)).await?;
@@ -343,7 +343,7 @@ impl Preparation {
     }
 
     /// What the collection has of a source.
-    fn existing(&self, source: &str, was_there: u64) -> Result<Existing, StoreError> {
+    fn existing(&self, source: &str, was_there: u64) -> Result<Existing, StorageError> {
         let mut existing = Existing::new();
         if was_there > 0 {
             self.each_existing(source, |id, metadata| {
@@ -354,7 +354,7 @@ impl Preparation {
     }
 
     /// Those of these documents whose vectors are of another model, or of another version of it.
-    fn outdated(&self, ids: Vec<DocumentId>) -> Result<HashSet<DocumentId>, StoreError> {
+    fn outdated(&self, ids: Vec<DocumentId>) -> Result<HashSet<DocumentId>, StorageError> {
         if ids.is_empty() {
             return Ok(HashSet::new());
         }
@@ -373,7 +373,7 @@ impl Preparation {
         &self,
         source: &str,
         visit: impl FnMut(DocumentId, Metadata) + Send,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), StorageError> {
         let filter = plan::of_source(source);
         let visits = plan::each(self.store.as_ref(), &self.collection, &filter, visit);
         self.runtime.block_on(visits)

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use ragstone_core::collection::CollectionName;
-use ragstone_core::store::Selection;
+use ragstone_core::storage::Selection;
 
 use super::manifest;
 use super::plan;

@@ -17,7 +17,7 @@ use ragstone_core::document::DocumentId;
 use ragstone_core::filter::{Filter, Scalar, Test};
 use ragstone_core::model::{Embedder, Embedding, ModelError, ModelIdentity};
 use ragstone_core::records::Records;
-use ragstone_core::store::{DocumentBatch, Page, Selection, StoreError, StoredDocument};
+use ragstone_core::storage::{DocumentBatch, Page, Selection, StorageError, StoredDocument};
 use serde_json::Value;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
@@ -465,8 +465,8 @@ impl Work {
         for collection in collections {
             match self.drop_used(&collection.name, &mut hashes).await {
                 // Gone meanwhile, and what it had with it.
-                Ok(()) | Err(StoreError::CollectionNotFound(_)) => {}
-                Err(StoreError::Unsupported(_)) => return Ok(()),
+                Ok(()) | Err(StorageError::CollectionNotFound(_)) => {}
+                Err(StorageError::Unsupported(_)) => return Ok(()),
                 Err(error) => return Err(error.into()),
             }
         }
@@ -481,7 +481,7 @@ impl Work {
         &self,
         collection: &CollectionName,
         hashes: &mut BTreeSet<String>,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), StorageError> {
         while !hashes.is_empty() {
             let filter = Filter::Field {
                 name: keys::CONTENT_HASH.to_owned(),

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use ragstone_core::records::{Expect, Millis, Record, RecordChange, Records};
-use ragstone_core::store::StoreError;
+use ragstone_core::storage::StorageError;
 use serde::{Deserialize, Serialize};
 
 use super::{NewItem, NewJob};
@@ -202,7 +202,7 @@ impl Items {
     }
 
     /// Those of a job; none once it is finished.
-    pub(super) async fn of(stored: &Stored, records: &dyn Records) -> Result<Self, StoreError> {
+    pub(super) async fn of(stored: &Stored, records: &dyn Records) -> Result<Self, StorageError> {
         let mut list = stored.record.items.clone();
         if list.is_empty() {
             let found = records.get(ITEMS_KIND, std::slice::from_ref(&stored.id)).await?;

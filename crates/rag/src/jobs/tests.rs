@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use ragstone_core::filter::Filter;
 use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, ModelInfo, Role};
 use ragstone_core::records::{RecordChange, Records};
-use ragstone_core::store::Page;
+use ragstone_core::storage::Page;
 use serde_json::json;
 
 use super::*;

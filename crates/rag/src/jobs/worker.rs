@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ragstone_core::collection::CollectionName;
 use ragstone_core::records::{Applied, Expect, Millis, RecordChange};
-use ragstone_core::store::StoreError;
+use ragstone_core::storage::StorageError;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 
@@ -107,7 +107,7 @@ enum Found {
     Stop,
 }
 
-async fn work_once(jobs: &Jobs, stop: &mut watch::Receiver<bool>) -> Result<Found, StoreError> {
+async fn work_once(jobs: &Jobs, stop: &mut watch::Receiver<bool>) -> Result<Found, StorageError> {
     let now = now();
     let claimed = jobs.ingestion.records.claim(KIND, 1, now, now + LEASE).await?;
     let Some(record) = claimed.first() else {
@@ -157,7 +157,7 @@ async fn do_job(
     jobs: &Jobs,
     mut stored: Stored,
     stop: &mut watch::Receiver<bool>,
-) -> Result<Found, StoreError> {
+) -> Result<Found, StorageError> {
     stored.record.state = JobState::Running;
     stored.record.started.get_or_insert_with(now);
     let cancel = Arc::new(Notify::new());
@@ -258,7 +258,7 @@ async fn attend(
     work: Work<'_>,
     cancel: &Notify,
     stop: &mut watch::Receiver<bool>,
-) -> Result<Attended, StoreError> {
+) -> Result<Attended, StorageError> {
     let record = stored.record.clone();
     let mut work = Box::pin(ingest_group(jobs, &record, work));
     let mut beat = tokio::time::interval(HEARTBEAT);
@@ -328,7 +328,7 @@ async fn ingest_group(jobs: &Jobs, record: &JobRecord, work: Work<'_>) -> Result
 }
 
 /// Writes the record as it stands, with a new lease. False when it is no longer ours.
-async fn renew(jobs: &Jobs, stored: &mut Stored) -> Result<bool, StoreError> {
+async fn renew(jobs: &Jobs, stored: &mut Stored) -> Result<bool, StorageError> {
     let change = stored
         .record
         .put(&stored.id, Some(now() + LEASE), Expect::Version(stored.version));
@@ -342,7 +342,7 @@ async fn renew(jobs: &Jobs, stored: &mut Stored) -> Result<bool, StoreError> {
 }
 
 /// Back into the queue.
-async fn release(jobs: &Jobs, mut stored: Stored, due: Millis) -> Result<(), StoreError> {
+async fn release(jobs: &Jobs, mut stored: Stored, due: Millis) -> Result<(), StorageError> {
     stored.record.state = JobState::Queued;
     let change = stored
         .record
@@ -351,10 +351,10 @@ async fn release(jobs: &Jobs, mut stored: Stored, due: Millis) -> Result<(), Sto
 }
 
 /// What may pass is tried again later; what will not is the end of the job.
-async fn give_up_or_retry(jobs: &Jobs, mut stored: Stored, error: ServiceError) -> Result<(), StoreError> {
+async fn give_up_or_retry(jobs: &Jobs, mut stored: Stored, error: ServiceError) -> Result<(), StorageError> {
     let passing = match &error {
         ServiceError::Model(error) => error.retry_after().is_some(),
-        ServiceError::Store(StoreError::Unavailable { .. }) | ServiceError::ModelNotLoaded { .. } => true,
+        ServiceError::Storage(StorageError::Unavailable { .. }) | ServiceError::ModelNotLoaded { .. } => true,
         _ => false,
     };
     stored.record.attempts += 1;
@@ -368,7 +368,7 @@ async fn give_up_or_retry(jobs: &Jobs, mut stored: Stored, error: ServiceError) 
     tracing::error!(job = stored.id, %error, "an ingestion job failed");
     // The reason may be of no concern to clients; the log has it.
     let message = match error {
-        ServiceError::Store(StoreError::Failed(_)) => {
+        ServiceError::Storage(StorageError::Failed(_)) => {
             "the store failed; the server's log says more".to_owned()
         }
         _ => message,

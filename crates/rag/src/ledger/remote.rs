@@ -12,7 +12,7 @@ use ragstone_core::collection::shorten;
 use ragstone_core::model::{
     CallLimits, EmbedInput, Embedder, Embedding, ModelError, ModelInfo, RemoteFailure, RemoteFault, Role,
 };
-use ragstone_core::store::StoreError;
+use ragstone_core::storage::StorageError;
 use ragstone_providers::embedding::{
     Chunk, ContractAnswer, ContractClient, ContractRequest, model_error, split_by,
 };
@@ -250,6 +250,6 @@ fn requests(new: &[Text]) -> Vec<&[Text]> {
     split_by(new, REQUEST, |(_, text)| text.len())
 }
 
-fn ledger_failed(error: StoreError) -> ModelError {
+fn ledger_failed(error: StorageError) -> ModelError {
     ModelError::Unavailable(format!("the embedding ledger: {error}"))
 }

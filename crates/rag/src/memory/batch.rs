@@ -8,7 +8,7 @@ use futures::stream::{self, StreamExt};
 use ragstone_core::document::{Document, Metadata};
 use ragstone_core::model::{CallLimits, EmbedInput, ModelError, RemoteFailure, RemoteFault, Role};
 use ragstone_core::records::{Applied, Expect, Millis, Record, RecordChange};
-use ragstone_core::store::{DocumentBatch, StoreError, StoredDocument};
+use ragstone_core::storage::{DocumentBatch, StorageError, StoredDocument};
 use tokio::time::Instant;
 
 use super::buffer::{BufferOptions, Ownership, Worker};
@@ -124,7 +124,7 @@ pub(super) async fn round(worker: Arc<Worker>, claimed: Vec<Claimed>, lease_ends
 }
 
 /// Makes entries that nothing was done with due again.
-async fn give_back(worker: &Worker, entries: &[Claimed]) -> Result<(), StoreError> {
+async fn give_back(worker: &Worker, entries: &[Claimed]) -> Result<(), StorageError> {
     if worker.options.ownership == Ownership::Exclusive {
         return Ok(());
     }
@@ -148,7 +148,7 @@ async fn embed_and_store(worker: &Worker, batch: Vec<Claimed>, deadline: Instant
         tracing::error!(%error, "vectors of agent memory could not be stored");
         let message = "the vector could not be stored";
         let failure = match error {
-            StoreError::Unavailable { retry_after, .. } => {
+            StorageError::Unavailable { retry_after, .. } => {
                 let oldest = claimed.iter().map(|claimed| claimed.stored.saved_at).min();
                 worker.pause.failed(
                     &worker.options,
@@ -322,7 +322,7 @@ async fn call(worker: &Worker, texts: Vec<String>, deadline: Instant) -> Result<
 async fn store_vectors(
     worker: &Worker,
     vectors: Vec<(Claimed, Vec<f32>)>,
-) -> Result<(), (Vec<Claimed>, StoreError)> {
+) -> Result<(), (Vec<Claimed>, StorageError)> {
     let mut batches: HashMap<Kind, Vec<StoredDocument>> = HashMap::new();
     let mut claimed = Vec::with_capacity(vectors.len());
     for (entry, vector) in vectors {
@@ -350,7 +350,7 @@ async fn store_vectors(
 }
 
 /// The text stays in the source store alone: a vector leads to it by its id.
-fn vector_document(claimed: &Claimed, vector: Vec<f32>) -> Result<StoredDocument, StoreError> {
+fn vector_document(claimed: &Claimed, vector: Vec<f32>) -> Result<StoredDocument, StorageError> {
     let metadata: Metadata = claimed.stored.entry.metadata();
     Ok(StoredDocument {
         document: Document {
@@ -362,7 +362,7 @@ fn vector_document(claimed: &Claimed, vector: Vec<f32>) -> Result<StoredDocument
     })
 }
 
-async fn mark_done(worker: &Worker, claimed: &[Claimed], version: &str) -> Result<(), StoreError> {
+async fn mark_done(worker: &Worker, claimed: &[Claimed], version: &str) -> Result<(), StorageError> {
     let changes = claimed
         .iter()
         .map(|entry| {
@@ -413,7 +413,7 @@ async fn note_failures(worker: &Worker, failures: Vec<(Claimed, Failure)>) {
     }
 }
 
-async fn write_failures(worker: &Worker, failures: Vec<(Claimed, Failure)>) -> Result<(), StoreError> {
+async fn write_failures(worker: &Worker, failures: Vec<(Claimed, Failure)>) -> Result<(), StorageError> {
     let options = &worker.options;
     let (mut notes, mut changes, mut given_up) = (Vec::new(), Vec::new(), Vec::new());
     // Behind those that have not been tried, lest one batch that cannot be embedded hold up all others.

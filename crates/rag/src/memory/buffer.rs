@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use ragstone_core::model::Embedder;
 use ragstone_core::records::{Record, Records};
-use ragstone_core::store::{Store, StoreError};
+use ragstone_core::storage::{Storage, StorageError};
 use tokio::sync::{Mutex, Notify, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
@@ -107,7 +107,7 @@ impl Buffer {
     /// Starts the worker. It first makes sure that every entry has, or gets, a vector of this model.
     pub fn start(
         records: Arc<dyn Records>,
-        store: Arc<dyn Store>,
+        store: Arc<dyn Storage>,
         embedder: Arc<dyn Embedder>,
         options: BufferOptions,
     ) -> Self {
@@ -204,7 +204,7 @@ impl Hints {
 
 pub(super) struct Worker {
     pub(super) records: Arc<dyn Records>,
-    pub(super) store: Arc<dyn Store>,
+    pub(super) store: Arc<dyn Storage>,
     pub(super) embedder: Arc<dyn Embedder>,
     pub(super) options: BufferOptions,
     pub(super) pause: Arc<Pause>,
@@ -313,7 +313,7 @@ async fn prepare(worker: &Worker, stop: &mut watch::Receiver<bool>) -> bool {
     true
 }
 
-async fn try_to_prepare(worker: &Worker) -> Result<(), StoreError> {
+async fn try_to_prepare(worker: &Worker) -> Result<(), StorageError> {
     reconcile::with_model(worker).await?;
     reconcile::take_up_all_failed(worker.records.as_ref()).await
 }
@@ -372,7 +372,7 @@ impl Worker {
     }
 
     /// Takes a round's worth of the kinds that are wanted.
-    async fn look(&self, wanted: &Wanted) -> Result<Due, StoreError> {
+    async fn look(&self, wanted: &Wanted) -> Result<Due, StorageError> {
         if wanted.sweep == Sweep::Yes {
             reconcile::sweep(self).await?;
         }
@@ -402,7 +402,7 @@ impl Worker {
         kind: Kind,
         limit: usize,
         underway: usize,
-    ) -> Result<(Vec<Record>, Option<Underway>), StoreError> {
+    ) -> Result<(Vec<Record>, Option<Underway>), StorageError> {
         let now = now();
         match self.options.ownership {
             Ownership::Shared => {

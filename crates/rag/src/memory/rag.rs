@@ -9,7 +9,7 @@ use ragstone_core::document::Metadata;
 use ragstone_core::error::InvalidInput;
 use ragstone_core::filter::{Filter, Scalar};
 use ragstone_core::model::{Embedder, ModelError};
-use ragstone_core::store::{SearchHit, SearchRequest, StoreError};
+use ragstone_core::storage::{SearchHit, StorageError, StorageQuery};
 
 use super::entry::Kind;
 use super::removal;
@@ -218,14 +218,14 @@ impl Rag {
         wanted: &Wanted<'_>,
         limit: usize,
     ) -> Result<Looked, ServiceError> {
-        let request = SearchRequest {
+        let request = StorageQuery {
             limit,
             ..dense(vector, filter, wanted)
         };
         let hits = match self.memory.store().search(&kind.vectors(), request).await {
             Ok(outcome) => outcome.hits,
             // Nothing of this kind was embedded yet.
-            Err(StoreError::CollectionNotFound(_)) => Vec::new(),
+            Err(StorageError::CollectionNotFound(_)) => Vec::new(),
             Err(error) => return Err(error.into()),
         };
         let ids: Vec<String> = hits.iter().map(|hit| hit.document.id.to_string()).collect();
@@ -333,13 +333,13 @@ fn parse_places(names: &[String]) -> Result<Vec<Place>, InvalidInput> {
         .collect()
 }
 
-fn dense(vector: &[f32], filter: Filter, wanted: &Wanted<'_>) -> SearchRequest {
-    SearchRequest {
+fn dense(vector: &[f32], filter: Filter, wanted: &Wanted<'_>) -> StorageQuery {
+    StorageQuery {
         vector: Some(vector.to_vec()),
         filter,
         limit: wanted.limit,
         max_distance: wanted.max_distance,
-        ..SearchRequest::default()
+        ..StorageQuery::default()
     }
 }
 

@@ -7,7 +7,7 @@ use ragstone_core::collection::EMBEDDING_MODEL;
 use ragstone_core::document::Metadata;
 use ragstone_core::model::ModelIdentity;
 use ragstone_core::records::{Applied, Expect, Millis, Record, RecordChange, RecordRange, Records};
-use ragstone_core::store::{Store, StoreError};
+use ragstone_core::storage::{Storage, StorageError};
 use serde::{Deserialize, Serialize};
 
 use super::buffer::{Ownership, Worker};
@@ -38,7 +38,7 @@ struct State {
 }
 
 /// Makes the vector collections fit the model, and every entry due that has no vector of it.
-pub(super) async fn with_model(worker: &Worker) -> Result<(), StoreError> {
+pub(super) async fn with_model(worker: &Worker) -> Result<(), StorageError> {
     let identity = &worker.embedder.info().identity;
     for kind in Kind::ALL {
         let turn = take_turn(worker).await?;
@@ -70,7 +70,7 @@ pub(super) async fn with_model(worker: &Worker) -> Result<(), StoreError> {
 
 /// Waits until no other process is about to throw vectors away: of two that start with a new model,
 /// the second must see what the first has done, or it would throw away what that has embedded since.
-async fn take_turn(worker: &Worker) -> Result<Record, StoreError> {
+async fn take_turn(worker: &Worker) -> Result<Record, StorageError> {
     let records = worker.records.as_ref();
     records.apply(vec![turn(Expect::Absent)]).await?;
     loop {
@@ -88,7 +88,7 @@ async fn take_turn(worker: &Worker) -> Result<Record, StoreError> {
     }
 }
 
-async fn end_turn(records: &dyn Records, taken: Record) -> Result<(), StoreError> {
+async fn end_turn(records: &dyn Records, taken: Record) -> Result<(), StorageError> {
     let change = turn(Expect::Version(taken.version));
     records.apply(vec![change]).await.map(|_| ())
 }
@@ -106,7 +106,7 @@ fn turn(expect: Expect) -> RecordChange {
 }
 
 /// Notes that entries may be saved without becoming due, and finishes deletions.
-pub(super) async fn without_model(records: &dyn Records, store: &dyn Store) -> Result<(), StoreError> {
+pub(super) async fn without_model(records: &dyn Records, store: &dyn Storage) -> Result<(), StorageError> {
     for kind in Kind::ALL {
         let state = read_state(records, kind).await?;
         if state.complete {
@@ -123,7 +123,7 @@ pub(super) async fn without_model(records: &dyn Records, store: &dyn Store) -> R
 }
 
 /// Finishes deletions that were begun, and takes up again what was given up long enough ago.
-pub(super) async fn sweep(worker: &Worker) -> Result<(), StoreError> {
+pub(super) async fn sweep(worker: &Worker) -> Result<(), StorageError> {
     let records = worker.records.as_ref();
     let now = now();
     let removed = records.claim(REMOVED, STEP, now, now + SWEEP_LEASE_MS).await?;
@@ -133,13 +133,13 @@ pub(super) async fn sweep(worker: &Worker) -> Result<(), StoreError> {
 
 /// Takes up everything that was given up, however lately: what made it fail may have been mended
 /// while no server ran.
-pub(super) async fn take_up_all_failed(records: &dyn Records) -> Result<(), StoreError> {
+pub(super) async fn take_up_all_failed(records: &dyn Records) -> Result<(), StorageError> {
     while take_up_failed(records, Millis::MAX).await? == STEP {}
     Ok(())
 }
 
 /// Takes up what was to be tried again by this time; returns how many notes there were, up to a step.
-async fn take_up_failed(records: &dyn Records, until: Millis) -> Result<usize, StoreError> {
+async fn take_up_failed(records: &dyn Records, until: Millis) -> Result<usize, StorageError> {
     let now = now();
     let notes = records.claim(FAILED, STEP, until, now + SWEEP_LEASE_MS).await?;
     let count = notes.len();
@@ -168,7 +168,7 @@ async fn take_up_failed(records: &dyn Records, until: Millis) -> Result<usize, S
 }
 
 /// Counting walks through all entries, so this is not for every sweep.
-pub(super) async fn measure_queue(records: &dyn Records) -> Result<(), StoreError> {
+pub(super) async fn measure_queue(records: &dyn Records) -> Result<(), StorageError> {
     let mut queued = 0;
     for kind in Kind::ALL {
         queued += records.counts(kind.records()).await?.due;
@@ -179,7 +179,7 @@ pub(super) async fn measure_queue(records: &dyn Records) -> Result<(), StoreErro
 }
 
 /// How long the oldest entry that waits has waited; zero where none does.
-pub(super) async fn measure_lag(worker: &Worker) -> Result<(), StoreError> {
+pub(super) async fn measure_lag(worker: &Worker) -> Result<(), StorageError> {
     let mut oldest: Option<Millis> = None;
     for kind in Kind::ALL {
         for record in worker.records.due(kind.records(), 1, Millis::MAX).await? {
@@ -197,10 +197,10 @@ pub(super) async fn measure_lag(worker: &Worker) -> Result<(), StoreError> {
 }
 
 /// Vectors of different models cannot be compared, so those of another are thrown away.
-async fn start_over(store: &dyn Store, kind: Kind, identity: &ModelIdentity) -> Result<(), StoreError> {
+async fn start_over(store: &dyn Storage, kind: Kind, identity: &ModelIdentity) -> Result<(), StorageError> {
     let name = kind.vectors();
     match store.delete_collection(&name).await {
-        Ok(()) | Err(StoreError::CollectionNotFound(_)) => {}
+        Ok(()) | Err(StorageError::CollectionNotFound(_)) => {}
         Err(error) => return Err(error),
     }
     let metadata = Metadata::from_iter([
@@ -208,13 +208,13 @@ async fn start_over(store: &dyn Store, kind: Kind, identity: &ModelIdentity) -> 
         (MODEL_VERSION.to_owned(), identity.version.clone().into()),
     ]);
     match store.create_collection(&name, metadata).await {
-        Ok(_) | Err(StoreError::CollectionExists(_)) => Ok(()),
+        Ok(_) | Err(StorageError::CollectionExists(_)) => Ok(()),
         Err(error) => Err(error),
     }
 }
 
 /// Marks every entry due that has no vector of this model and does not wait for one yet.
-async fn make_due(worker: &Worker, kind: Kind, version: &str) -> Result<usize, StoreError> {
+async fn make_due(worker: &Worker, kind: Kind, version: &str) -> Result<usize, StorageError> {
     let records = worker.records.as_ref();
     let (mut after, mut count) = (None, 0);
     loop {
@@ -245,20 +245,20 @@ async fn make_due(worker: &Worker, kind: Kind, version: &str) -> Result<usize, S
     }
 }
 
-async fn read_state(records: &dyn Records, kind: Kind) -> Result<State, StoreError> {
+async fn read_state(records: &dyn Records, kind: Kind) -> Result<State, StorageError> {
     let found = records.get(STATE, &[kind.collection().to_owned()]).await?;
     let Some(record) = found.first() else {
         return Ok(State::default());
     };
-    serde_json::from_slice(&record.value).map_err(|error| StoreError::Failed(Box::new(error)))
+    serde_json::from_slice(&record.value).map_err(|error| StorageError::Failed(Box::new(error)))
 }
 
-async fn write_state(records: &dyn Records, kind: Kind, state: &State) -> Result<(), StoreError> {
+async fn write_state(records: &dyn Records, kind: Kind, state: &State) -> Result<(), StorageError> {
     let change = RecordChange::Put {
         kind: STATE.to_owned(),
         key: kind.collection().to_owned(),
         group: String::new(),
-        value: serde_json::to_vec(state).map_err(|error| StoreError::Failed(Box::new(error)))?,
+        value: serde_json::to_vec(state).map_err(|error| StorageError::Failed(Box::new(error)))?,
         due: None,
         expect: Expect::Anything,
     };

@@ -4,7 +4,7 @@
 //! own: whoever dies between the two leaves the note, and the next sweep finishes what it says.
 
 use ragstone_core::records::{Applied, Expect, Record, RecordChange, Records};
-use ragstone_core::store::{Selection, Store, StoreError};
+use ragstone_core::storage::{Selection, Storage, StorageError};
 
 use super::entry::Kind;
 use super::now;
@@ -15,10 +15,10 @@ pub(super) const REMOVED: &str = "memory.removed";
 
 pub(super) async fn delete(
     records: &dyn Records,
-    store: &dyn Store,
+    store: &dyn Storage,
     kind: Kind,
     id: &str,
-) -> Result<bool, StoreError> {
+) -> Result<bool, StorageError> {
     if records.get(kind.records(), &[id.to_owned()]).await?.is_empty() {
         return Ok(false);
     }
@@ -54,9 +54,9 @@ pub(super) fn note(kind: Kind, id: &str) -> RecordChange {
 /// Does what notes of removal say.
 pub(super) async fn finish_all(
     records: &dyn Records,
-    store: &dyn Store,
+    store: &dyn Storage,
     notes: &[Record],
-) -> Result<(), StoreError> {
+) -> Result<(), StorageError> {
     for note in notes {
         if let Some((kind, id)) = parse_note_key(&note.key) {
             finish(records, store, kind, id, note.version).await?;
@@ -70,11 +70,11 @@ pub(super) async fn finish_all(
 /// now is embedded again.
 pub(super) async fn finish(
     records: &dyn Records,
-    store: &dyn Store,
+    store: &dyn Storage,
     kind: Kind,
     id: &str,
     note: u64,
-) -> Result<(), StoreError> {
+) -> Result<(), StorageError> {
     remove_vectors(store, kind, &[id.to_owned()]).await?;
     let mut changes = vec![RecordChange::Delete {
         kind: REMOVED.to_owned(),
@@ -88,7 +88,7 @@ pub(super) async fn finish(
 
 /// Makes entries due that have or may be getting a vector. Writing them keeps a worker that is
 /// embedding one from marking it done.
-pub(super) fn embed_again(found: &[Record]) -> Result<Vec<RecordChange>, StoreError> {
+pub(super) fn embed_again(found: &[Record]) -> Result<Vec<RecordChange>, StorageError> {
     let mut changes = Vec::new();
     for record in found {
         let stored = Stored::read(record)?;
@@ -100,10 +100,14 @@ pub(super) fn embed_again(found: &[Record]) -> Result<Vec<RecordChange>, StoreEr
     Ok(changes)
 }
 
-pub(super) async fn remove_vectors(store: &dyn Store, kind: Kind, ids: &[String]) -> Result<(), StoreError> {
+pub(super) async fn remove_vectors(
+    store: &dyn Storage,
+    kind: Kind,
+    ids: &[String],
+) -> Result<(), StorageError> {
     let ids = ids.iter().map(|id| vector_id(id)).collect::<Result<_, _>>()?;
     match store.delete_documents(&kind.vectors(), Selection::Ids(ids)).await {
-        Ok(_) | Err(StoreError::CollectionNotFound(_)) => Ok(()),
+        Ok(_) | Err(StorageError::CollectionNotFound(_)) => Ok(()),
         Err(error) => Err(error),
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ragstone_core::document::DocumentId;
 use ragstone_core::records::{Applied, Expect, Millis, RecordRange, Records};
-use ragstone_core::store::{Store, StoreError};
+use ragstone_core::storage::{Storage, StorageError};
 use uuid::Uuid;
 
 use super::entry::{Entry, Kind};
@@ -21,7 +21,7 @@ const REMOVING_MS: Millis = 5_000;
 #[derive(Clone)]
 pub struct Memory {
     records: Arc<dyn Records>,
-    store: Arc<dyn Store>,
+    store: Arc<dyn Storage>,
     embedding: Option<Buffer>,
 }
 
@@ -58,7 +58,7 @@ pub struct MemoryStatus {
 
 impl Memory {
     /// Whatever is saved is embedded by this buffer.
-    pub fn with_embedding(records: Arc<dyn Records>, store: Arc<dyn Store>, buffer: Buffer) -> Self {
+    pub fn with_embedding(records: Arc<dyn Records>, store: Arc<dyn Storage>, buffer: Buffer) -> Self {
         Self {
             records,
             store,
@@ -70,7 +70,7 @@ impl Memory {
     /// embedded when embedding is on again.
     pub async fn without_embedding(
         records: Arc<dyn Records>,
-        store: Arc<dyn Store>,
+        store: Arc<dyn Storage>,
     ) -> Result<Self, ServiceError> {
         reconcile::without_model(records.as_ref(), store.as_ref()).await?;
         Ok(Self {
@@ -102,7 +102,7 @@ impl Memory {
         }
     }
 
-    async fn replace(&self, id: &DocumentId, entry: Entry) -> Result<(), StoreError> {
+    async fn replace(&self, id: &DocumentId, entry: Entry) -> Result<(), StorageError> {
         let kind = entry.kind();
         let key = [id.to_string()];
         let mut removal = None;
@@ -198,7 +198,7 @@ impl Memory {
             queued += self.records.counts(kind.records()).await?.due;
             embedded += match self.store.collection(&kind.vectors()).await {
                 Ok(collection) => collection.count,
-                Err(StoreError::CollectionNotFound(_)) => 0,
+                Err(StorageError::CollectionNotFound(_)) => 0,
                 Err(error) => return Err(error.into()),
             };
         }
@@ -212,11 +212,11 @@ impl Memory {
         })
     }
 
-    pub(super) fn store(&self) -> &dyn Store {
+    pub(super) fn store(&self) -> &dyn Storage {
         self.store.as_ref()
     }
 
-    pub(super) async fn resolve(&self, kind: Kind, ids: &[String]) -> Result<Vec<StoredEntry>, StoreError> {
+    pub(super) async fn resolve(&self, kind: Kind, ids: &[String]) -> Result<Vec<StoredEntry>, StorageError> {
         let records = self.records.get(kind.records(), ids).await?;
         records.iter().map(StoredEntry::read).collect()
     }

@@ -2,7 +2,7 @@
 
 use ragstone_core::document::DocumentId;
 use ragstone_core::records::{Expect, Millis, Record, RecordChange};
-use ragstone_core::store::StoreError;
+use ragstone_core::storage::StorageError;
 use serde::{Deserialize, Serialize};
 
 use super::entry::{Entry, Kind};
@@ -58,8 +58,8 @@ impl Stored {
         }
     }
 
-    pub(super) fn read(record: &Record) -> Result<Self, StoreError> {
-        serde_json::from_slice(&record.value).map_err(|error| StoreError::Failed(Box::new(error)))
+    pub(super) fn read(record: &Record) -> Result<Self, StorageError> {
+        serde_json::from_slice(&record.value).map_err(|error| StorageError::Failed(Box::new(error)))
     }
 
     pub(super) fn put(
@@ -67,12 +67,12 @@ impl Stored {
         key: &str,
         due: Option<Millis>,
         expect: Expect,
-    ) -> Result<RecordChange, StoreError> {
+    ) -> Result<RecordChange, StorageError> {
         Ok(RecordChange::Put {
             kind: self.entry.kind().records().to_owned(),
             key: key.to_owned(),
             group: self.entry.session_key().unwrap_or_default().to_owned(),
-            value: serde_json::to_vec(self).map_err(|error| StoreError::Failed(Box::new(error)))?,
+            value: serde_json::to_vec(self).map_err(|error| StorageError::Failed(Box::new(error)))?,
             due,
             expect,
         })
@@ -88,7 +88,7 @@ impl Stored {
 }
 
 impl StoredEntry {
-    pub(super) fn read(record: &Record) -> Result<Self, StoreError> {
+    pub(super) fn read(record: &Record) -> Result<Self, StorageError> {
         let stored = Stored::read(record)?;
         let embedding = match (&stored.error, record.due) {
             (_, Some(_)) => EmbeddingState::Queued,
@@ -124,6 +124,6 @@ pub(super) fn forget_note(notes: &str, kind: Kind, id: &str) -> RecordChange {
 }
 
 /// Ids of entries obey the rule of document ids, because that is what their vectors go by.
-pub(super) fn vector_id(key: &str) -> Result<DocumentId, StoreError> {
-    DocumentId::parse(key).map_err(|error| StoreError::Failed(Box::new(error)))
+pub(super) fn vector_id(key: &str) -> Result<DocumentId, StorageError> {
+    DocumentId::parse(key).map_err(|error| StorageError::Failed(Box::new(error)))
 }

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use ragstone_core::store::MovedDocument;
+use ragstone_core::storage::ExportedDocument;
 use serde::{Deserialize, Serialize};
 
 use super::file::{Lines, verify_file};
@@ -136,7 +136,7 @@ impl ExportFile {
         Ok(())
     }
 
-    fn page(&mut self, documents: &[MovedDocument]) -> std::io::Result<()> {
+    fn page(&mut self, documents: &[ExportedDocument]) -> std::io::Result<()> {
         let mut lines = Vec::new();
         write_documents(&mut lines, documents, &mut self.sum)?;
         self.append(&lines)?;
@@ -221,7 +221,7 @@ fn write_line(out: &mut impl Write, line: &impl Serialize) -> std::io::Result<()
 
 fn write_documents(
     out: &mut impl Write,
-    documents: &[MovedDocument],
+    documents: &[ExportedDocument],
     sum: &mut Summing,
 ) -> std::io::Result<()> {
     for moved in documents {

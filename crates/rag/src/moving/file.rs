@@ -8,7 +8,7 @@ use std::path::Path;
 use async_trait::async_trait;
 use ragstone_core::collection::shorten;
 use ragstone_core::error::InvalidInput;
-use ragstone_core::store::MovedDocument;
+use ragstone_core::storage::ExportedDocument;
 use sha2::{Digest, Sha256};
 
 use super::format::{Claim, DocumentLine, Head, Sum, Summing, head_sha256};
@@ -109,7 +109,7 @@ fn incomplete(what: &str) -> InvalidInput {
 
 #[async_trait]
 impl Source for FileSource {
-    async fn next(&mut self) -> Result<Vec<MovedDocument>, ServiceError> {
+    async fn next(&mut self) -> Result<Vec<ExportedDocument>, ServiceError> {
         if self.claim.is_some() {
             return Ok(Vec::new());
         }
@@ -152,7 +152,7 @@ impl Lines {
     }
 
     /// Documents, and the last line if it was reached.
-    fn batch(&mut self) -> Result<(Vec<MovedDocument>, Option<Claim>), ServiceError> {
+    fn batch(&mut self) -> Result<(Vec<ExportedDocument>, Option<Claim>), ServiceError> {
         let mut documents = Vec::new();
         let mut bytes = 0;
         while documents.len() < BATCH && bytes < BATCH_BYTES {

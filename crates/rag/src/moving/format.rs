@@ -11,7 +11,7 @@ use ragstone_core::collection::shorten;
 use ragstone_core::document::check_vector;
 use ragstone_core::error::{InvalidInput, in_plain_words};
 use ragstone_core::model::ModelIdentity;
-use ragstone_core::store::{KeptVectors, MovedDocument};
+use ragstone_core::storage::{ExportedDocument, VectorPrecision};
 use ragstone_core::vector::normalise;
 use ragstone_core::{Collection, Document, DocumentId, Metadata};
 use serde::{Deserialize, Serialize};
@@ -181,8 +181,8 @@ struct ModelLine<'a> {
     dimensions: usize,
 }
 
-impl<'a> From<&'a MovedDocument> for DocumentLine<'a> {
-    fn from(moved: &'a MovedDocument) -> Self {
+impl<'a> From<&'a ExportedDocument> for DocumentLine<'a> {
+    fn from(moved: &'a ExportedDocument) -> Self {
         Self {
             id: moved.document.id.as_str().into(),
             text: moved.document.text.as_str().into(),
@@ -210,7 +210,7 @@ impl<'a> DocumentLine<'a> {
     }
 
     /// The message does not say which document it is about.
-    pub fn check(self) -> Result<MovedDocument, InvalidInput> {
+    pub fn check(self) -> Result<ExportedDocument, InvalidInput> {
         let mut vector = self.embedding.into_owned();
         check_vector(&vector)?;
         let norm = match self.norm {
@@ -240,7 +240,7 @@ impl<'a> DocumentLine<'a> {
                 vector.len()
             )));
         }
-        Ok(MovedDocument {
+        Ok(ExportedDocument {
             document: Document {
                 id: DocumentId::parse(self.id)?,
                 text: self.text.into_owned(),
@@ -254,8 +254,8 @@ impl<'a> DocumentLine<'a> {
 }
 
 /// Checks documents that arrived together, or names the first at fault.
-pub fn read_documents(lines: Vec<DocumentLine<'_>>) -> Result<Vec<MovedDocument>, InvalidInput> {
-    let mut documents: Vec<MovedDocument> = Vec::with_capacity(lines.len());
+pub fn read_documents(lines: Vec<DocumentLine<'_>>) -> Result<Vec<ExportedDocument>, InvalidInput> {
+    let mut documents: Vec<ExportedDocument> = Vec::with_capacity(lines.len());
     for (index, line) in lines.into_iter().enumerate() {
         let at = |problem: &InvalidInput| InvalidInput::new(format!("Document at index {index}: {problem}"));
         documents.push(line.check().map_err(|problem| at(&problem))?);
@@ -277,18 +277,18 @@ pub fn read_documents(lines: Vec<DocumentLine<'_>>) -> Result<Vec<MovedDocument>
 pub(super) struct Summing {
     documents: u64,
     hash: Sha256,
-    vectors: KeptVectors,
+    vectors: VectorPrecision,
 }
 
 impl Default for Summing {
     fn default() -> Self {
-        Self::comparing(KeptVectors::Exactly)
+        Self::comparing(VectorPrecision::Exact)
     }
 }
 
 impl Summing {
     /// Vectors that are rounded on the way are not part of the sum.
-    pub(super) fn comparing(vectors: KeptVectors) -> Self {
+    pub(super) fn comparing(vectors: VectorPrecision) -> Self {
         Self {
             documents: 0,
             hash: Sha256::new(),
@@ -296,13 +296,13 @@ impl Summing {
         }
     }
 
-    pub(super) fn add(&mut self, moved: &MovedDocument) {
+    pub(super) fn add(&mut self, moved: &ExportedDocument) {
         self.documents += 1;
         let metadata = serde_json::to_vec(&moved.document.metadata).unwrap_or_default();
         self.field(moved.document.id.as_str().as_bytes());
         self.field(moved.document.text.as_bytes());
         self.field(&metadata);
-        if self.vectors == KeptVectors::Exactly {
+        if self.vectors == VectorPrecision::Exact {
             let vector: Vec<u8> = moved.vector.iter().flat_map(|x| x.to_le_bytes()).collect();
             self.field(&vector);
         }
@@ -322,7 +322,7 @@ impl Summing {
         self.hash.update(bytes);
     }
 
-    pub(super) fn vectors(&self) -> KeptVectors {
+    pub(super) fn vectors(&self) -> VectorPrecision {
         self.vectors
     }
 

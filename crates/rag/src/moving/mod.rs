@@ -18,7 +18,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use ragstone_core::error::InvalidInput;
-use ragstone_core::store::{KeptVectors, MovedDocument, MovedPage, MovedRange, Place, Store, StoreError};
+use ragstone_core::storage::{
+    Cursor, ExportPage, ExportRange, ExportedDocument, Storage, StorageError, VectorPrecision,
+};
 use ragstone_core::{Collection, CollectionName, Metadata};
 
 pub use export::{Begun, ExportFile, export_file, export_to};
@@ -35,55 +37,63 @@ pub const BATCH: usize = 1000;
 #[async_trait]
 pub trait Peer: Send + Sync {
     /// By name.
-    async fn collections(&self) -> Result<Vec<Collection>, StoreError>;
+    async fn collections(&self) -> Result<Vec<Collection>, StorageError>;
 
-    async fn collection(&self, name: &CollectionName) -> Result<Collection, StoreError>;
+    async fn collection(&self, name: &CollectionName) -> Result<Collection, StorageError>;
 
-    async fn create_collection(&self, name: &CollectionName, metadata: Metadata) -> Result<(), StoreError>;
+    async fn create_collection(&self, name: &CollectionName, metadata: Metadata) -> Result<(), StorageError>;
 
-    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StoreError>;
+    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StorageError>;
 
-    /// As [`Store::export`].
-    async fn export(&self, name: &CollectionName, range: MovedRange) -> Result<MovedPage, StoreError>;
+    /// As [`Storage::export`].
+    async fn export(&self, name: &CollectionName, range: ExportRange) -> Result<ExportPage, StorageError>;
 
     /// How vectors come back from it.
-    async fn vectors(&self) -> Result<KeptVectors, StoreError>;
+    async fn vectors(&self) -> Result<VectorPrecision, StorageError>;
 
-    /// As [`Store::import`].
-    async fn import(&self, name: &CollectionName, documents: Vec<MovedDocument>) -> Result<(), StoreError>;
+    /// As [`Storage::import`].
+    async fn import(
+        &self,
+        name: &CollectionName,
+        documents: Vec<ExportedDocument>,
+    ) -> Result<(), StorageError>;
 }
 
 /// A store of this process.
-pub struct StorePeer(pub Arc<dyn Store>);
+pub struct StorePeer(pub Arc<dyn Storage>);
 
 #[async_trait]
 impl Peer for StorePeer {
-    async fn collections(&self) -> Result<Vec<Collection>, StoreError> {
+    async fn collections(&self) -> Result<Vec<Collection>, StorageError> {
         self.0.collections().await
     }
 
-    async fn collection(&self, name: &CollectionName) -> Result<Collection, StoreError> {
+    async fn collection(&self, name: &CollectionName) -> Result<Collection, StorageError> {
         self.0.collection(name).await
     }
 
-    async fn create_collection(&self, name: &CollectionName, metadata: Metadata) -> Result<(), StoreError> {
+    async fn create_collection(&self, name: &CollectionName, metadata: Metadata) -> Result<(), StorageError> {
         self.0.create_collection(name, metadata).await.map(|_| ())
     }
 
-    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StoreError> {
+    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StorageError> {
         self.0.delete_collection(name).await
     }
 
-    async fn export(&self, name: &CollectionName, range: MovedRange) -> Result<MovedPage, StoreError> {
+    async fn export(&self, name: &CollectionName, range: ExportRange) -> Result<ExportPage, StorageError> {
         self.0.export(name, range).await
     }
 
-    async fn vectors(&self) -> Result<KeptVectors, StoreError> {
+    async fn vectors(&self) -> Result<VectorPrecision, StorageError> {
         let engine = self.0.health().await?.engine;
-        Ok(engine.map_or(KeptVectors::Exactly, |engine| engine.vectors))
+        Ok(engine.map_or(VectorPrecision::Exact, |engine| engine.vectors))
     }
 
-    async fn import(&self, name: &CollectionName, documents: Vec<MovedDocument>) -> Result<(), StoreError> {
+    async fn import(
+        &self,
+        name: &CollectionName,
+        documents: Vec<ExportedDocument>,
+    ) -> Result<(), StorageError> {
         self.0.import(name, documents).await
     }
 }
@@ -92,7 +102,7 @@ impl Peer for StorePeer {
 #[async_trait]
 pub trait Source: Send {
     /// None after the last.
-    async fn next(&mut self) -> Result<Vec<MovedDocument>, ServiceError>;
+    async fn next(&mut self) -> Result<Vec<ExportedDocument>, ServiceError>;
 
     /// What the source itself says of all its documents, once they have been read.
     fn claim(&self) -> Option<&Claim> {
@@ -105,7 +115,7 @@ pub struct PeerSource<'a> {
     peer: &'a dyn Peer,
     name: &'a CollectionName,
     /// The place of the last document that was read.
-    last: Option<Place>,
+    last: Option<Cursor>,
     ended: bool,
     /// How often it had grown when its end was reached.
     grown: u32,
@@ -119,7 +129,7 @@ impl<'a> PeerSource<'a> {
         Self::behind(peer, name, None)
     }
 
-    pub fn behind(peer: &'a dyn Peer, name: &'a CollectionName, last: Option<Place>) -> Self {
+    pub fn behind(peer: &'a dyn Peer, name: &'a CollectionName, last: Option<Cursor>) -> Self {
         Self {
             peer,
             name,
@@ -130,15 +140,15 @@ impl<'a> PeerSource<'a> {
     }
 
     /// The place of the last document that was read.
-    pub fn last(&self) -> Option<Place> {
+    pub fn last(&self) -> Option<Cursor> {
         self.last
     }
 
-    async fn up_to(&mut self, limit: usize) -> Result<Vec<MovedDocument>, ServiceError> {
+    async fn up_to(&mut self, limit: usize) -> Result<Vec<ExportedDocument>, ServiceError> {
         if self.ended {
             return Ok(Vec::new());
         }
-        let range = MovedRange {
+        let range = ExportRange {
             after: self.last,
             limit,
         };
@@ -150,7 +160,7 @@ impl<'a> PeerSource<'a> {
 
     /// The next documents, none only if the `read` ones are all that there are. Fails where
     /// documents were taken away meanwhile: what was read is no state that the collection was in.
-    async fn next_or_grown(&mut self, read: u64) -> Result<Vec<MovedDocument>, ServiceError> {
+    async fn next_or_grown(&mut self, read: u64) -> Result<Vec<ExportedDocument>, ServiceError> {
         let page = self.next().await?;
         if !page.is_empty() || self.grown == GROWTH {
             return Ok(page);
@@ -178,7 +188,7 @@ impl<'a> PeerSource<'a> {
 
 #[async_trait]
 impl Source for PeerSource<'_> {
-    async fn next(&mut self) -> Result<Vec<MovedDocument>, ServiceError> {
+    async fn next(&mut self) -> Result<Vec<ExportedDocument>, ServiceError> {
         self.up_to(BATCH).await
     }
 }

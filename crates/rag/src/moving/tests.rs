@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use ragstone_core::model::ModelIdentity;
-use ragstone_core::store::{
-    DocumentBatch, KeptVectors, MovedDocument, MovedPage, MovedRange, Selection, Store, StoreError,
-    StoredDocument,
+use ragstone_core::storage::{
+    DocumentBatch, ExportPage, ExportRange, ExportedDocument, Selection, Storage, StorageError,
+    StoredDocument, VectorPrecision,
 };
 use ragstone_core::{Collection, CollectionName, Document, DocumentId, Metadata};
 use ragstone_store::{SqliteStore, StoreOptions};
@@ -87,35 +87,39 @@ impl<'a> Failing<'a> {
         }
     }
 
-    fn count_down(left: &AtomicU64) -> Result<(), StoreError> {
+    fn count_down(left: &AtomicU64) -> Result<(), StorageError> {
         left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1))
             .map(|_| ())
-            .map_err(|_| StoreError::Failed("out of order".into()))
+            .map_err(|_| StorageError::Failed("out of order".into()))
     }
 }
 
 #[async_trait]
 impl Peer for Failing<'_> {
-    async fn collections(&self) -> Result<Vec<Collection>, StoreError> {
+    async fn collections(&self) -> Result<Vec<Collection>, StorageError> {
         self.inner.collections().await
     }
-    async fn collection(&self, name: &CollectionName) -> Result<Collection, StoreError> {
+    async fn collection(&self, name: &CollectionName) -> Result<Collection, StorageError> {
         self.inner.collection(name).await
     }
-    async fn create_collection(&self, name: &CollectionName, metadata: Metadata) -> Result<(), StoreError> {
+    async fn create_collection(&self, name: &CollectionName, metadata: Metadata) -> Result<(), StorageError> {
         self.inner.create_collection(name, metadata).await
     }
-    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StoreError> {
+    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StorageError> {
         self.inner.delete_collection(name).await
     }
-    async fn export(&self, name: &CollectionName, range: MovedRange) -> Result<MovedPage, StoreError> {
+    async fn export(&self, name: &CollectionName, range: ExportRange) -> Result<ExportPage, StorageError> {
         Self::count_down(&self.exports)?;
         self.inner.export(name, range).await
     }
-    async fn vectors(&self) -> Result<KeptVectors, StoreError> {
+    async fn vectors(&self) -> Result<VectorPrecision, StorageError> {
         self.inner.vectors().await
     }
-    async fn import(&self, name: &CollectionName, documents: Vec<MovedDocument>) -> Result<(), StoreError> {
+    async fn import(
+        &self,
+        name: &CollectionName,
+        documents: Vec<ExportedDocument>,
+    ) -> Result<(), StorageError> {
         Self::count_down(&self.imports)?;
         self.inner.import(name, documents).await
     }
@@ -150,7 +154,10 @@ async fn an_import_that_broke_off_goes_on_without_loss_or_doubles() {
     export(&from, &at("file")).await.unwrap();
     let to = StorePeer(store(&at("to")));
     let broken = import(&at("file"), &Failing::after(&to, 100, 2)).await;
-    assert!(matches!(broken, Err(ServiceError::Store(StoreError::Failed(_)))));
+    assert!(matches!(
+        broken,
+        Err(ServiceError::Storage(StorageError::Failed(_)))
+    ));
     assert_eq!(to.collection(&name("docs")).await.unwrap().count, 2000);
     let moved = import(&at("file"), &to).await.unwrap();
     assert_eq!((moved.already_there, moved.sum.documents), (2000, 3500));
@@ -196,7 +203,7 @@ async fn an_export_of_what_has_changed_since_starts_over() {
     let at = |part: &str| folder.path().join(part);
     let docs = name("docs");
     let from = filled(&at("from"), 3500).await;
-    let first = MovedRange {
+    let first = ExportRange {
         after: None,
         limit: 3,
     };
@@ -234,7 +241,7 @@ async fn an_export_has_as_many_documents_as_its_collection() {
     let docs = name("docs");
     let from = filled(&at("from"), 10).await;
     let more = filled(&at("more"), 12).await;
-    let range = MovedRange {
+    let range = ExportRange {
         after: None,
         limit: 12,
     };
@@ -261,29 +268,33 @@ struct Rounding<'a> {
 
 #[async_trait]
 impl Peer for Rounding<'_> {
-    async fn collections(&self) -> Result<Vec<Collection>, StoreError> {
+    async fn collections(&self) -> Result<Vec<Collection>, StorageError> {
         self.inner.collections().await
     }
-    async fn collection(&self, name: &CollectionName) -> Result<Collection, StoreError> {
+    async fn collection(&self, name: &CollectionName) -> Result<Collection, StorageError> {
         self.inner.collection(name).await
     }
-    async fn create_collection(&self, name: &CollectionName, metadata: Metadata) -> Result<(), StoreError> {
+    async fn create_collection(&self, name: &CollectionName, metadata: Metadata) -> Result<(), StorageError> {
         self.inner.create_collection(name, metadata).await
     }
-    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StoreError> {
+    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StorageError> {
         self.inner.delete_collection(name).await
     }
-    async fn export(&self, name: &CollectionName, range: MovedRange) -> Result<MovedPage, StoreError> {
+    async fn export(&self, name: &CollectionName, range: ExportRange) -> Result<ExportPage, StorageError> {
         let mut page = self.inner.export(name, range).await?;
         for moved in &mut page.documents {
             moved.vector[0] += self.by;
         }
         Ok(page)
     }
-    async fn vectors(&self) -> Result<KeptVectors, StoreError> {
-        Ok(KeptVectors::Rounded)
+    async fn vectors(&self) -> Result<VectorPrecision, StorageError> {
+        Ok(VectorPrecision::Rounded)
     }
-    async fn import(&self, name: &CollectionName, documents: Vec<MovedDocument>) -> Result<(), StoreError> {
+    async fn import(
+        &self,
+        name: &CollectionName,
+        documents: Vec<ExportedDocument>,
+    ) -> Result<(), StorageError> {
         self.inner.import(name, documents).await
     }
 }
@@ -323,7 +334,7 @@ async fn what_is_there_and_different_is_left_alone() {
     let refusal = import(&at("file"), &more).await.unwrap_err().to_string();
     assert!(refusal.contains("more than the 10 documents"), "{refusal}");
     let other = filled(&at("other"), 5).await;
-    let page = MovedRange {
+    let page = ExportRange {
         after: None,
         limit: 3,
     };

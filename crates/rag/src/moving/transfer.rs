@@ -6,7 +6,7 @@ use std::time::Duration;
 use ragstone_core::CollectionName;
 use ragstone_core::collection::shorten;
 use ragstone_core::error::InvalidInput;
-use ragstone_core::store::{KeptVectors, MovedDocument, StoreError};
+use ragstone_core::storage::{ExportedDocument, StorageError, VectorPrecision};
 
 use super::format::{Claim, Head, Sum, Summing};
 use super::{Peer, PeerSource, Progress, Source};
@@ -71,8 +71,8 @@ impl From<ServiceError> for Broken {
     }
 }
 
-impl From<StoreError> for Broken {
-    fn from(error: StoreError) -> Self {
+impl From<StorageError> for Broken {
+    fn from(error: StorageError) -> Self {
         Self::Other(error.into())
     }
 }
@@ -97,7 +97,7 @@ async fn fill(
     let mut last = there.last();
     let begun_at = last;
 
-    let mut batch: Vec<MovedDocument> = rest.into();
+    let mut batch: Vec<ExportedDocument> = rest.into();
     while !batch.is_empty() {
         let before = sums.documents();
         batch.iter().for_each(|moved| sums.add(moved));
@@ -106,7 +106,7 @@ async fn fill(
         let (written, next) = futures::future::join(written, source.next()).await;
         written?;
         *stored += batch.len();
-        if vectors == KeptVectors::Rounded {
+        if vectors == VectorPrecision::Rounded {
             // Their sum says nothing of them, so they are compared one by one while they are at hand.
             let mut added = PeerSource::behind(target, name, last);
             let compared = compare(&batch, &mut added, before).await;
@@ -146,14 +146,14 @@ struct Sums {
 }
 
 impl Sums {
-    fn new(vectors: KeptVectors) -> Self {
+    fn new(vectors: VectorPrecision) -> Self {
         Self {
             exact: Summing::default(),
             comparable: Summing::comparing(vectors),
         }
     }
 
-    fn add(&mut self, moved: &MovedDocument) {
+    fn add(&mut self, moved: &ExportedDocument) {
         self.exact.add(moved);
         self.comparable.add(moved);
     }
@@ -170,10 +170,10 @@ impl Sums {
 /// How far apart two numbers may be of which one was rounded.
 const ROUNDING: f32 = 1e-6;
 
-fn same(here: &MovedDocument, there: &MovedDocument, vectors: KeptVectors) -> bool {
+fn same(here: &ExportedDocument, there: &ExportedDocument, vectors: VectorPrecision) -> bool {
     let close = |a: &f32, b: &f32| match vectors {
-        KeptVectors::Exactly => a == b,
-        KeptVectors::Rounded => (a - b).abs() <= ROUNDING,
+        VectorPrecision::Exact => a == b,
+        VectorPrecision::Rounded => (a - b).abs() <= ROUNDING,
     };
     here.document == there.document
         && here.norm == there.norm
@@ -183,12 +183,16 @@ fn same(here: &MovedDocument, there: &MovedDocument, vectors: KeptVectors) -> bo
 }
 
 /// Whether the next documents of the target are these.
-async fn compare(batch: &[MovedDocument], added: &mut PeerSource<'_>, before: u64) -> Result<(), Different> {
+async fn compare(
+    batch: &[ExportedDocument],
+    added: &mut PeerSource<'_>,
+    before: u64,
+) -> Result<(), Different> {
     let mut compared = 0;
     while compared < batch.len() {
         let page = added.next().await?;
         for (here, there) in batch.iter().skip(compared).zip(&page) {
-            if !same(here, there, KeptVectors::Rounded) {
+            if !same(here, there, VectorPrecision::Rounded) {
                 return Err(Different::new(before + compared as u64 + 1, here, there));
             }
             compared += 1;
@@ -234,7 +238,7 @@ async fn ensure_collection(
             "collection '{name}' is there and has other metadata: name a collection that is not there, or delete it first"
         ))
         .into()),
-        Err(StoreError::CollectionNotFound(_)) => {
+        Err(StorageError::CollectionNotFound(_)) => {
             target.create_collection(name, head.metadata.clone()).await?;
             Ok(Created::Now)
         }
@@ -258,7 +262,7 @@ enum Different {
 }
 
 impl Different {
-    fn new(number: u64, here: &MovedDocument, there: &MovedDocument) -> Self {
+    fn new(number: u64, here: &ExportedDocument, there: &ExportedDocument) -> Self {
         Self::Document {
             number,
             there: there.document.id.to_string(),
@@ -301,9 +305,9 @@ async fn common_beginning(
     there: &mut PeerSource<'_>,
     sum: &mut Sums,
     progress: &Progress,
-) -> Result<VecDeque<MovedDocument>, Different> {
+) -> Result<VecDeque<ExportedDocument>, Different> {
     let mut ours = VecDeque::new();
-    let mut theirs: VecDeque<MovedDocument> = VecDeque::new();
+    let mut theirs: VecDeque<ExportedDocument> = VecDeque::new();
     loop {
         if ours.is_empty() {
             ours = source.next().await.map_err(Different::Damaged)?.into();
@@ -333,14 +337,14 @@ async fn common_beginning(
 }
 
 /// A store that is busy is asked again; sending the same documents twice does what once does.
-pub(super) async fn patiently<T, F>(call: impl Fn() -> F) -> Result<T, StoreError>
+pub(super) async fn patiently<T, F>(call: impl Fn() -> F) -> Result<T, StorageError>
 where
-    F: Future<Output = Result<T, StoreError>>,
+    F: Future<Output = Result<T, StorageError>>,
 {
     let mut attempt = 1;
     loop {
         match call().await {
-            Err(StoreError::Unavailable { message, retry_after }) if attempt < ATTEMPTS => {
+            Err(StorageError::Unavailable { message, retry_after }) if attempt < ATTEMPTS => {
                 tracing::debug!(%message, attempt, "asking again");
                 tokio::time::sleep(retry_after.clamp(Duration::from_millis(100), LONGEST_WAIT)).await;
                 attempt += 1;

@@ -12,7 +12,7 @@ use anyhow::Context;
 use clap::Args;
 use ragstone_core::collection::CollectionName;
 use ragstone_core::records::Records;
-use ragstone_core::store::Store;
+use ragstone_core::storage::Storage;
 use ragstone_models::config::{LocalEntry, Quantize};
 use ragstone_models::default_model;
 use ragstone_rag::conversations::{Conversations, DEFAULT_TTL};
@@ -177,7 +177,7 @@ async fn bench(args: &EvalArgs, corpus: Corpus) -> anyhow::Result<Bench> {
     let folder = tempfile::tempdir().context("no temporary folder can be made")?;
     let store = Arc::new(SqliteStore::open(folder.path(), StoreOptions::default())?);
     let service = Service {
-        store: Arc::clone(&store) as Arc<dyn Store>,
+        store: Arc::clone(&store) as Arc<dyn Storage>,
         models: Arc::new(models),
     };
     let collection = CollectionName::parse(COLLECTION)?;

@@ -16,7 +16,7 @@ use clap::Args;
 use ragstone_core::collection::{Collection, CollectionName, EMBEDDING_MODEL};
 use ragstone_core::document::Metadata;
 use ragstone_core::model::Embedder;
-use ragstone_core::store::{MetadataUpdate, StoreError};
+use ragstone_core::storage::{MetadataUpdate, StorageError};
 use ragstone_rag::ingest::chunk::keys;
 use ragstone_rag::ingest::size::TokenSizer;
 use ragstone_rag::ingest::walk::{Found, FoundFile, Selection, is_gone};
@@ -344,7 +344,7 @@ async fn ensure_collection(
             }
             _ => Ok(()),
         },
-        Err(StoreError::CollectionNotFound(_)) => {
+        Err(StorageError::CollectionNotFound(_)) => {
             let embedder: &Arc<dyn Embedder> = match wanted {
                 Some(id) => service.models.embedder(id)?,
                 None => service

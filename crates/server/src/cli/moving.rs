@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::Args;
 use ragstone_core::collection::CollectionName;
-use ragstone_core::store::StoreError;
+use ragstone_core::storage::StorageError;
 use ragstone_rag::error::ServiceError;
 use ragstone_rag::moving::{
     Begun, ExportFile, FileSource, Head, Peer, PeerSource, Sum, export_file, export_to, transfer, verify_file,
@@ -228,10 +228,10 @@ async fn copy_all(from: &dyn Peer, to: &dyn Peer, names: &[CollectionName]) -> a
 /// Whether the other collections would only wait in vain.
 fn is_away(error: &anyhow::Error) -> bool {
     let store = match error.downcast_ref() {
-        Some(ServiceError::Store(error)) => Some(error),
+        Some(ServiceError::Storage(error)) => Some(error),
         _ => error.downcast_ref(),
     };
-    matches!(store, Some(StoreError::Unavailable { .. }))
+    matches!(store, Some(StorageError::Unavailable { .. }))
 }
 
 async fn copy_one(from: &dyn Peer, to: &dyn Peer, name: &CollectionName) -> anyhow::Result<()> {

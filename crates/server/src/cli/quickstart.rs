@@ -7,7 +7,7 @@ use axum::http::Request;
 use http_body_util::BodyExt;
 use ragstone_core::collection::{CollectionName, EMBEDDING_MODEL};
 use ragstone_core::document::{Metadata, NewDocument, RawDocument, check_documents};
-use ragstone_core::store::StoreError;
+use ragstone_core::storage::StorageError;
 use ragstone_models::config::LocalEntry;
 use ragstone_models::default_model;
 use ragstone_rag::{Models, Service};
@@ -90,7 +90,7 @@ async fn load_sample(service: &Service) -> anyhow::Result<()> {
         ),
     ]);
     match service.store.create_collection(&name, metadata).await {
-        Ok(_) | Err(StoreError::CollectionExists(_)) => {}
+        Ok(_) | Err(StorageError::CollectionExists(_)) => {}
         Err(error) => return Err(error.into()),
     }
     let added = ragstone_rag::documents::add(service, &name, sample()?).await?;

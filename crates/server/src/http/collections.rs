@@ -5,7 +5,7 @@ use axum::extract::State;
 use ragstone_core::collection::{Collection, CollectionName, EMBEDDING_MODEL, EMBEDDING_PROVIDER};
 use ragstone_core::document::Metadata;
 use ragstone_core::error::InvalidInput;
-use ragstone_core::store::MetadataUpdate;
+use ragstone_core::storage::MetadataUpdate;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;

@@ -8,7 +8,7 @@ use ragstone_core::document::{
 };
 use ragstone_core::error::InvalidInput;
 use ragstone_core::filter::Filter;
-use ragstone_core::store::{DocumentPage, Page, Selection, StoreError};
+use ragstone_core::storage::{DocumentPage, Page, Selection, StorageError};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -389,7 +389,7 @@ pub(super) async fn metadata_values(
         .metadata_values(&name, field)
         .await
         .map_err(|error| match error {
-            StoreError::CollectionNotFound(name) => no_collection_to_read_values_of(&name),
+            StorageError::CollectionNotFound(name) => no_collection_to_read_values_of(&name),
             other => other.into(),
         })?;
     Ok(Json(MetadataValues::new(field, values)))

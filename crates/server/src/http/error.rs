@@ -9,7 +9,7 @@ use ragstone_core::document::Metadata;
 use ragstone_core::error::InvalidInput;
 use ragstone_core::model::{ModelError, RemoteFault};
 use ragstone_core::provider::{CallError, ErrorAnswer, ProviderError};
-use ragstone_core::store::StoreError;
+use ragstone_core::storage::StorageError;
 use ragstone_providers::ConfigError;
 use ragstone_rag::ServiceError;
 use ragstone_rag::gateway::UnknownService;
@@ -245,16 +245,16 @@ impl From<InvalidInput> for ApiError {
     }
 }
 
-impl From<StoreError> for ApiError {
-    fn from(error: StoreError) -> Self {
+impl From<StorageError> for ApiError {
+    fn from(error: StorageError) -> Self {
         match &error {
-            StoreError::CollectionNotFound(_) => Self::not_found(error.to_string()),
-            StoreError::CollectionExists(_) => Self::new(StatusCode::CONFLICT, error.to_string()),
-            StoreError::DimensionMismatch { .. } | StoreError::Unsupported(_) => {
+            StorageError::CollectionNotFound(_) => Self::not_found(error.to_string()),
+            StorageError::CollectionExists(_) => Self::new(StatusCode::CONFLICT, error.to_string()),
+            StorageError::DimensionMismatch { .. } | StorageError::Unsupported(_) => {
                 Self::bad_request(error.to_string())
             }
-            StoreError::Unavailable { message, retry_after } => Self::busy(message.clone(), *retry_after),
-            StoreError::Failed(_) => Self::internal(&error),
+            StorageError::Unavailable { message, retry_after } => Self::busy(message.clone(), *retry_after),
+            StorageError::Failed(_) => Self::internal(&error),
         }
     }
 }
@@ -304,7 +304,7 @@ impl From<ServiceError> for ApiError {
             ServiceError::NoneSearched(failures) => Self::none_searched(failures),
             ServiceError::File { .. } => Self::internal(&error),
             ServiceError::Model(error) => error.into(),
-            ServiceError::Store(error) => error.into(),
+            ServiceError::Storage(error) => error.into(),
         }
     }
 }
@@ -342,7 +342,7 @@ impl From<ProviderError> for ApiError {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
             }
             ProviderError::Model(error) => error.into(),
-            ProviderError::Store(error) => error.into(),
+            ProviderError::Storage(error) => error.into(),
             ProviderError::Call(error) => error.into(),
         }
     }

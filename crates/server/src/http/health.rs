@@ -4,7 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use ragstone_core::store::KeptVectors;
+use ragstone_core::storage::VectorPrecision;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -100,7 +100,7 @@ pub(super) async fn health(State(state): State<AppState>) -> Json<Health> {
         store: facts.and_then(|facts| facts.engine).map(|engine| StoreEngine {
             engine: engine.name,
             limitations: engine.limitations,
-            rounds_vectors: engine.vectors == KeptVectors::Rounded,
+            rounds_vectors: engine.vectors == VectorPrecision::Rounded,
         }),
         embedding_models,
         cross_encoder,

@@ -6,7 +6,7 @@ use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use ragstone_core::error::InvalidInput;
-use ragstone_core::store::{MovedRange, Place};
+use ragstone_core::storage::{Cursor, ExportRange};
 use ragstone_rag::moving::{BATCH, DocumentLine, read_documents};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -94,7 +94,7 @@ pub(super) async fn export(
 ) -> Result<Response, ApiError> {
     let after = match params.get("after").filter(|text| !text.is_empty()) {
         None => None,
-        Some(text) => Some(Place(text.parse().map_err(|_| {
+        Some(text) => Some(Cursor(text.parse().map_err(|_| {
             InvalidInput::new("Query parameter 'after' must be the 'last' of an earlier page")
         })?)),
     };
@@ -102,7 +102,7 @@ pub(super) async fn export(
     let page = state
         .service
         .store
-        .export(&name, MovedRange { after, limit })
+        .export(&name, ExportRange { after, limit })
         .await?;
     // Millions of digits are written, which would hold up everybody else on this thread.
     let written = tokio::task::spawn_blocking(move || {

@@ -9,7 +9,7 @@ use ragstone_core::collection::{CollectionName, shorten};
 use ragstone_core::document::{DocumentId, Metadata};
 use ragstone_core::error::InvalidInput;
 use ragstone_core::filter::Filter;
-use ragstone_core::fusion::{FusionWeights, StageRank};
+use ragstone_core::fusion::{FusionWeights, Rank};
 use ragstone_core::provider::ProviderQuery;
 use ragstone_rag::search::{self, Answer, Expand, Hit, Mode, Query, TopK};
 use serde::{Deserialize, Serialize};
@@ -319,8 +319,8 @@ pub(super) struct Place {
     score: f64,
 }
 
-impl From<StageRank> for Place {
-    fn from(stage: StageRank) -> Self {
+impl From<Rank> for Place {
+    fn from(stage: Rank) -> Self {
         Self {
             rank: stage.rank,
             score: stage.score,
@@ -330,9 +330,9 @@ impl From<StageRank> for Place {
 
 fn result_body(place: usize, hit: Hit, several: bool, explain: bool) -> ResultBody {
     let explain = explain.then(|| Explanation {
-        dense: hit.trail.dense.map(Into::into),
-        keyword: hit.trail.keyword.map(Into::into),
-        fused: hit.trail.fused.map(Into::into),
+        dense: hit.ranks.dense.map(Into::into),
+        keyword: hit.ranks.keyword.map(Into::into),
+        fused: hit.ranks.fused.map(Into::into),
         rerank: hit.rerank.map(|reranked| Place {
             rank: place + 1,
             score: reranked.score.into(),
@@ -343,7 +343,7 @@ fn result_body(place: usize, hit: Hit, several: bool, explain: bool) -> ResultBo
         collection: several.then(|| hit.collection.to_string()),
         distance: hit.distance,
         score: hit.distance.map(|distance| 1.0 - distance / 2.0),
-        keyword_score: hit.trail.keyword.map(|stage| stage.score),
+        keyword_score: hit.ranks.keyword.map(|stage| stage.score),
         rerank_score: hit.rerank.map(|reranked| reranked.score),
         original_rank: hit.rerank.map(|reranked| reranked.original_rank),
         siblings: hit.siblings.map(|siblings| {

@@ -27,9 +27,9 @@ use async_trait::async_trait;
 use deadpool_postgres::Pool;
 use ragstone_core::model::ModelIdentity;
 use ragstone_core::records::{Applied, Millis, Record, RecordChange, RecordCounts, RecordRange, Records};
-use ragstone_core::store::{
-    DocumentBatch, DocumentPage, MetadataUpdate, MovedDocument, MovedPage, MovedRange, Page, SearchOutcome,
-    SearchRequest, Selection, Store, StoreError, StoreHealth,
+use ragstone_core::storage::{
+    DocumentBatch, DocumentPage, ExportPage, ExportRange, ExportedDocument, MetadataUpdate, Page, SearchHits,
+    Selection, Storage, StorageError, StorageHealth, StorageQuery,
 };
 use ragstone_core::{Collection, CollectionName, Document, DocumentId, Filter, Metadata};
 use serde_json::Value;
@@ -131,22 +131,25 @@ impl PostgresStore {
         self.writers.close();
     }
 
-    async fn read<T, F: Future<Output = Result<T>>>(&self, attempt: impl Fn() -> F) -> Result<T, StoreError> {
+    async fn read<T, F: Future<Output = Result<T>>>(
+        &self,
+        attempt: impl Fn() -> F,
+    ) -> Result<T, StorageError> {
         Ok(self.outage.guard(within(READ_DEADLINE, again(attempt))).await?)
     }
 
     async fn write<T, F: Future<Output = Result<T>>>(
         &self,
         attempt: impl Fn() -> F,
-    ) -> Result<T, StoreError> {
+    ) -> Result<T, StorageError> {
         Ok(self.outage.guard(within(WRITE_DEADLINE, again(attempt))).await?)
     }
 
     async fn write_documents(
         &self,
         name: &CollectionName,
-        documents: impl FnOnce() -> Vec<MovedDocument> + Send + 'static,
-    ) -> Result<(), StoreError> {
+        documents: impl FnOnce() -> Vec<ExportedDocument> + Send + 'static,
+    ) -> Result<(), StorageError> {
         let for_name = name.clone();
         let prepared = tokio::task::spawn_blocking(move || write::prepare(&for_name, documents()))
             .await
@@ -186,12 +189,12 @@ async fn again<T, F: Future<Output = Result<T>>>(attempt: impl Fn() -> F) -> Res
 }
 
 #[async_trait]
-impl Store for PostgresStore {
+impl Storage for PostgresStore {
     async fn create_collection(
         &self,
         name: &CollectionName,
         metadata: Metadata,
-    ) -> Result<Collection, StoreError> {
+    ) -> Result<Collection, StorageError> {
         self.write(|| async {
             let session = Session::write(&self.writers).await?;
             write::create_collection(session, name, &metadata).await
@@ -199,16 +202,16 @@ impl Store for PostgresStore {
         .await
     }
 
-    async fn collections(&self) -> Result<Vec<Collection>, StoreError> {
+    async fn collections(&self) -> Result<Vec<Collection>, StorageError> {
         self.read(|| read::collections(&self.readers)).await
     }
 
-    async fn collection(&self, name: &CollectionName) -> Result<Collection, StoreError> {
+    async fn collection(&self, name: &CollectionName) -> Result<Collection, StorageError> {
         self.read(|| async { Ok(read::view(&self.readers, name, None).await?.1.collection) })
             .await
     }
 
-    async fn vector_models(&self, name: &CollectionName) -> Result<Vec<ModelIdentity>, StoreError> {
+    async fn vector_models(&self, name: &CollectionName) -> Result<Vec<ModelIdentity>, StorageError> {
         self.read(|| read::vector_models(&self.readers, name)).await
     }
 
@@ -217,7 +220,7 @@ impl Store for PostgresStore {
         name: &CollectionName,
         metadata: Metadata,
         update: MetadataUpdate,
-    ) -> Result<Metadata, StoreError> {
+    ) -> Result<Metadata, StorageError> {
         self.write(|| async {
             let session = Session::write(&self.writers).await?;
             write::update_metadata(session, name, &metadata, update).await
@@ -225,7 +228,7 @@ impl Store for PostgresStore {
         .await
     }
 
-    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StoreError> {
+    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StorageError> {
         self.write(|| async {
             let session = Session::write(&self.writers).await?;
             write::delete_collection(session, name).await
@@ -235,7 +238,7 @@ impl Store for PostgresStore {
         Ok(())
     }
 
-    async fn upsert(&self, name: &CollectionName, batch: DocumentBatch) -> Result<(), StoreError> {
+    async fn upsert(&self, name: &CollectionName, batch: DocumentBatch) -> Result<(), StorageError> {
         self.write_documents(name, move || batch.normalised()).await
     }
 
@@ -243,7 +246,7 @@ impl Store for PostgresStore {
         &self,
         name: &CollectionName,
         ids: &[DocumentId],
-    ) -> Result<Vec<Document>, StoreError> {
+    ) -> Result<Vec<Document>, StorageError> {
         self.read(|| read::by_id(&self.readers, name, ids)).await
     }
 
@@ -251,7 +254,7 @@ impl Store for PostgresStore {
         &self,
         name: &CollectionName,
         ids: &[DocumentId],
-    ) -> Result<Vec<(DocumentId, Option<ModelIdentity>)>, StoreError> {
+    ) -> Result<Vec<(DocumentId, Option<ModelIdentity>)>, StorageError> {
         self.read(|| read::models_by_id(&self.readers, name, ids)).await
     }
 
@@ -260,12 +263,16 @@ impl Store for PostgresStore {
         name: &CollectionName,
         filter: &Filter,
         page: Page,
-    ) -> Result<DocumentPage, StoreError> {
+    ) -> Result<DocumentPage, StorageError> {
         self.read(|| read::documents(&self.readers, name, filter, page))
             .await
     }
 
-    async fn delete_documents(&self, name: &CollectionName, selection: Selection) -> Result<u64, StoreError> {
+    async fn delete_documents(
+        &self,
+        name: &CollectionName,
+        selection: Selection,
+    ) -> Result<u64, StorageError> {
         let gone = self
             .write(|| async {
                 let session = Session::write(&self.writers).await?;
@@ -276,7 +283,7 @@ impl Store for PostgresStore {
         Ok(gone)
     }
 
-    async fn empty(&self, name: &CollectionName) -> Result<u64, StoreError> {
+    async fn empty(&self, name: &CollectionName) -> Result<u64, StorageError> {
         let gone = self
             .write(|| async {
                 let session = Session::write(&self.writers).await?;
@@ -287,29 +294,29 @@ impl Store for PostgresStore {
         Ok(gone)
     }
 
-    async fn metadata_values(&self, name: &CollectionName, field: &str) -> Result<Vec<Value>, StoreError> {
+    async fn metadata_values(&self, name: &CollectionName, field: &str) -> Result<Vec<Value>, StorageError> {
         self.read(|| read::metadata_values(&self.readers, name, field))
             .await
     }
 
-    async fn search(
-        &self,
-        name: &CollectionName,
-        request: SearchRequest,
-    ) -> Result<SearchOutcome, StoreError> {
+    async fn search(&self, name: &CollectionName, request: StorageQuery) -> Result<SearchHits, StorageError> {
         self.read(|| search::search(&self.readers, &self.last_seen, self.thresholds, name, &request))
             .await
     }
 
-    async fn export(&self, name: &CollectionName, range: MovedRange) -> Result<MovedPage, StoreError> {
+    async fn export(&self, name: &CollectionName, range: ExportRange) -> Result<ExportPage, StorageError> {
         self.read(|| read::export(&self.readers, name, range)).await
     }
 
-    async fn import(&self, name: &CollectionName, documents: Vec<MovedDocument>) -> Result<(), StoreError> {
+    async fn import(
+        &self,
+        name: &CollectionName,
+        documents: Vec<ExportedDocument>,
+    ) -> Result<(), StorageError> {
         self.write_documents(name, move || documents).await
     }
 
-    async fn health(&self) -> Result<StoreHealth, StoreError> {
+    async fn health(&self) -> Result<StorageHealth, StorageError> {
         let asked = within(PROBE_DEADLINE, read::health(&self.readers));
         Ok(self.outage.guard(asked).await?)
     }
@@ -317,7 +324,7 @@ impl Store for PostgresStore {
 
 #[async_trait]
 impl Records for PostgresStore {
-    async fn apply(&self, changes: Vec<RecordChange>) -> Result<Vec<Applied>, StoreError> {
+    async fn apply(&self, changes: Vec<RecordChange>) -> Result<Vec<Applied>, StorageError> {
         self.write(|| async {
             let session = Session::write(&self.writers).await?;
             records::apply(session, &changes).await
@@ -325,19 +332,19 @@ impl Records for PostgresStore {
         .await
     }
 
-    async fn get(&self, kind: &str, keys: &[String]) -> Result<Vec<Record>, StoreError> {
+    async fn get(&self, kind: &str, keys: &[String]) -> Result<Vec<Record>, StorageError> {
         self.read(|| records::get(&self.readers, kind, keys)).await
     }
 
-    async fn list(&self, kind: &str, range: RecordRange) -> Result<Vec<Record>, StoreError> {
+    async fn list(&self, kind: &str, range: RecordRange) -> Result<Vec<Record>, StorageError> {
         self.read(|| records::list(&self.readers, kind, &range)).await
     }
 
-    async fn counts(&self, kind: &str) -> Result<RecordCounts, StoreError> {
+    async fn counts(&self, kind: &str) -> Result<RecordCounts, StorageError> {
         self.read(|| records::counts(&self.readers, kind)).await
     }
 
-    async fn due(&self, kind: &str, limit: usize, now: Millis) -> Result<Vec<Record>, StoreError> {
+    async fn due(&self, kind: &str, limit: usize, now: Millis) -> Result<Vec<Record>, StorageError> {
         self.read(|| records::due(&self.readers, kind, limit, now)).await
     }
 
@@ -347,7 +354,7 @@ impl Records for PostgresStore {
         limit: usize,
         now: Millis,
         lease_until: Millis,
-    ) -> Result<Vec<Record>, StoreError> {
+    ) -> Result<Vec<Record>, StorageError> {
         let wanted = Claim {
             kind,
             limit,

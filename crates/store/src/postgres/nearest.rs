@@ -1,6 +1,6 @@
 //! The statements of a search by meaning.
 
-use ragstone_core::store::SearchRequest;
+use ragstone_core::storage::StorageQuery;
 use tokio_postgres::types::Type;
 
 use super::Thresholds;
@@ -21,7 +21,7 @@ const BROADEST: usize = 1000;
 
 /// How many of the nearest a request needs: those it asks for, or those that are fused with the ranking
 /// by words.
-pub(super) fn depth(request: &SearchRequest) -> usize {
+pub(super) fn depth(request: &StorageQuery) -> usize {
     match request.text {
         None => request.limit,
         Some(_) => fusion_depth(request.limit),
@@ -29,7 +29,7 @@ pub(super) fn depth(request: &SearchRequest) -> usize {
 }
 
 /// Without more in view, the farther of many neighbours are missed more often than those of a few.
-fn breadth(request: &SearchRequest) -> usize {
+fn breadth(request: &StorageQuery) -> usize {
     depth(request)
         .saturating_mul(BREADTH_EACH)
         .clamp(BREADTH, BROADEST)
@@ -65,7 +65,7 @@ pub(super) enum Way {
 }
 
 impl Way {
-    pub(super) fn new(thresholds: Thresholds, seen: &Seen, request: &SearchRequest) -> Self {
+    pub(super) fn new(thresholds: Thresholds, seen: &Seen, request: &StorageQuery) -> Self {
         let index = match seen.dimensions.and_then(Indexed::of) {
             Some(index) if seen.count >= thresholds.index_from && request.among.is_none() => index,
             _ => return Self::All,
@@ -87,7 +87,7 @@ impl Way {
 
 pub(super) struct Nearest<'a> {
     pub(super) table: &'a str,
-    pub(super) request: &'a SearchRequest,
+    pub(super) request: &'a StorageQuery,
     /// Of length one.
     pub(super) vector: &'a [f32],
     pub(super) limit: usize,
@@ -156,7 +156,7 @@ impl Nearest<'_> {
 }
 
 /// Counts a few rows, and how many of them match.
-pub(super) fn sample(table: &str, request: &SearchRequest, count: u64) -> Statement {
+pub(super) fn sample(table: &str, request: &StorageQuery, count: u64) -> Statement {
     let percent = 100.0 * SAMPLE as f64 / count.max(1) as f64;
     let mut sample = Statement::new("SELECT count(*), count(*) FILTER (WHERE ");
     sample
@@ -188,11 +188,11 @@ mod tests {
             share,
         };
         let filter = share.map_or_else(|| json!({}), |_| json!({"n": 1}));
-        let request = SearchRequest {
+        let request = StorageQuery {
             filter: Filter::parse(&filter).unwrap(),
             text: text.map(str::to_owned),
             limit,
-            ..SearchRequest::default()
+            ..StorageQuery::default()
         };
         match Way::new(THRESHOLDS, &seen, &request) {
             Way::Index(_, breadth) => breadth,

@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use deadpool_postgres::Pool;
 use ragstone_core::filter::Scalar;
 use ragstone_core::model::ModelIdentity;
-use ragstone_core::store::{
-    DocumentPage, Engine, KeptVectors, MovedDocument, MovedPage, MovedRange, Page, Place, StoreHealth,
+use ragstone_core::storage::{
+    Cursor, DocumentPage, Engine, ExportPage, ExportRange, ExportedDocument, Page, StorageHealth,
+    VectorPrecision,
 };
 use ragstone_core::{Collection, CollectionName, Document, DocumentId, Filter};
 use serde_json::Value;
@@ -189,10 +190,10 @@ pub(super) async fn metadata_values(pool: &Pool, name: &CollectionName, field: &
 /// A page ends early when it has grown this large.
 const PAGE_BYTES: i64 = 8 << 20;
 
-pub(super) async fn export(pool: &Pool, name: &CollectionName, range: MovedRange) -> Result<MovedPage> {
+pub(super) async fn export(pool: &Pool, name: &CollectionName, range: ExportRange) -> Result<ExportPage> {
     let (session, view) = view(pool, name, None).await?;
     let Some(table) = view.table else {
-        return Ok(MovedPage {
+        return Ok(ExportPage {
             documents: Vec::new(),
             last: None,
             more: false,
@@ -218,17 +219,17 @@ pub(super) async fn export(pool: &Pool, name: &CollectionName, range: MovedRange
         ));
     let rows = session.query(&rows).await?;
     let (last, more) = match rows.last() {
-        Some(last) => (Some(Place(last.try_get(0)?)), last.try_get(9)?),
+        Some(last) => (Some(Cursor(last.try_get(0)?)), last.try_get(9)?),
         None => (None, false),
     };
-    Ok(MovedPage {
+    Ok(ExportPage {
         documents: rows.iter().map(read_moved).collect::<Result<_>>()?,
         last,
         more,
     })
 }
 
-/// See [`ragstone_core::store::Store::vector_models`].
+/// See [`ragstone_core::storage::Storage::vector_models`].
 pub(super) async fn vector_models(pool: &Pool, name: &CollectionName) -> Result<Vec<ModelIdentity>> {
     let (session, view) = view(pool, name, None).await?;
     let Some(table) = view.table else {
@@ -259,8 +260,8 @@ fn read_model_if_any(row: &Row, first: usize) -> Result<Option<ModelIdentity>> {
     }
 }
 
-fn read_moved(row: &Row) -> Result<MovedDocument> {
-    Ok(MovedDocument {
+fn read_moved(row: &Row) -> Result<ExportedDocument> {
+    Ok(ExportedDocument {
         document: read_document(row, 1)?,
         vector: row.try_get(4)?,
         norm: row.try_get(5)?,
@@ -268,7 +269,7 @@ fn read_moved(row: &Row) -> Result<MovedDocument> {
     })
 }
 
-pub(super) async fn health(pool: &Pool) -> Result<StoreHealth> {
+pub(super) async fn health(pool: &Pool) -> Result<StorageHealth> {
     let sizes = Statement::new(
         "SELECT (SELECT count(*) FROM ragstone.collections WHERE name NOT LIKE '.%'),
                 (SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class
@@ -278,12 +279,12 @@ pub(super) async fn health(pool: &Pool) -> Result<StoreHealth> {
     let row = rows
         .first()
         .ok_or_else(|| Error::Damaged("a row is missing".into()))?;
-    Ok(StoreHealth {
+    Ok(StorageHealth {
         collections: row.try_get::<_, i64>(0)?.unsigned_abs(),
         storage_bytes: row.try_get::<_, i64>(1)?.unsigned_abs(),
         engine: Some(Engine {
             name: "postgres",
-            vectors: KeptVectors::Exactly,
+            vectors: VectorPrecision::Exact,
             limitations: &[
                 "A document of more different words than fit into a megabyte is refused",
                 "A collection of 10,000 documents and more is searched by an index that finds nearly all of the nearest, not all",

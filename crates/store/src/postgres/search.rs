@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use deadpool_postgres::Pool;
 use ragstone_core::CollectionName;
 use ragstone_core::analysis::analyze_query;
-use ragstone_core::fusion::{RankTrail, StageRank, fuse};
-use ragstone_core::store::{SearchHit, SearchOutcome, SearchRequest};
+use ragstone_core::fusion::{HitRanks, Rank, fuse};
+use ragstone_core::storage::{SearchHit, SearchHits, StorageQuery};
 use ragstone_core::vector::normalise;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
@@ -31,7 +31,7 @@ type Scored = (i64, f64);
 
 struct Ranked {
     place: i64,
-    trail: RankTrail,
+    ranks: HitRanks,
 }
 
 /// Begins to read a collection, and sends along what the search will begin with if the collection is
@@ -41,7 +41,7 @@ async fn begin(
     guess: Option<&Seen>,
     thresholds: Thresholds,
     name: &CollectionName,
-    request: &SearchRequest,
+    request: &StorageQuery,
 ) -> Result<(Session, View)> {
     let ahead = guess.and_then(|seen| {
         let mut vector = request.vector.clone()?;
@@ -65,7 +65,7 @@ async fn begin(
 }
 
 /// The search by meaning that is all of a request, or the deeper one that is half of it.
-fn by_meaning<'a>(table: &'a str, request: &'a SearchRequest, vector: &'a [f32]) -> Nearest<'a> {
+fn by_meaning<'a>(table: &'a str, request: &'a StorageQuery, vector: &'a [f32]) -> Nearest<'a> {
     let columns = match request.text {
         None => Columns::Document,
         Some(_) => Columns::Place,
@@ -84,8 +84,8 @@ pub(super) async fn search(
     last_seen: &LastSeen,
     thresholds: Thresholds,
     name: &CollectionName,
-    request: &SearchRequest,
-) -> Result<SearchOutcome> {
+    request: &StorageQuery,
+) -> Result<SearchHits> {
     let guess = last_seen.get(name, &request.filter);
     let (session, view) = begin(pool, guess.as_ref(), thresholds, name, request).await?;
     last_seen.note(&view);
@@ -116,7 +116,7 @@ pub(super) async fn search(
             siblings_cut = clock.time_async("expand", expanded).await?;
         }
     }
-    Ok(SearchOutcome {
+    Ok(SearchHits {
         hits,
         siblings_cut,
         metadata: view.collection.metadata,
@@ -132,7 +132,7 @@ async fn expand(mut siblings: Siblings<'_>, ranked: &[Ranked], hits: &mut [Searc
     Ok(siblings.cut())
 }
 
-fn unit_vector(name: &CollectionName, view: &View, request: &SearchRequest) -> Result<Option<Vec<f32>>> {
+fn unit_vector(name: &CollectionName, view: &View, request: &StorageQuery) -> Result<Option<Vec<f32>>> {
     let Some(mut vector) = request.vector.clone() else {
         return Ok(None);
     };
@@ -152,7 +152,7 @@ struct Search<'a> {
     session: &'a Session,
     view: &'a View,
     table: &'a str,
-    request: &'a SearchRequest,
+    request: &'a StorageQuery,
     thresholds: Thresholds,
     /// Of length one.
     vector: Option<&'a [f32]>,
@@ -189,21 +189,21 @@ impl Search<'_> {
             {
                 continue;
             }
-            let trail = RankTrail {
-                dense: Some(StageRank {
+            let ranks = HitRanks {
+                dense: Some(Rank {
                     rank: hits.len() + 1,
                     score: dense_score(similarity),
                 }),
-                ..RankTrail::default()
+                ..HitRanks::default()
             };
             ranked.push(Ranked {
                 place: row.try_get(0)?,
-                trail,
+                ranks,
             });
             hits.push(SearchHit {
                 document: read_document(&row, 2)?,
                 distance: Some(distance),
-                trail,
+                ranks,
                 siblings: None,
             });
         }
@@ -215,9 +215,9 @@ impl Search<'_> {
         match (self.by_meaning(), &self.request.text) {
             (None, Some(text)) => {
                 let found = clock.time_async("keyword", self.keyword(text, limit)).await?;
-                Ok(only(found, |stage| RankTrail {
+                Ok(only(found, |stage| HitRanks {
                     keyword: Some(stage),
-                    ..RankTrail::default()
+                    ..HitRanks::default()
                 }))
             }
             (Some(nearest), Some(text)) => {
@@ -226,7 +226,7 @@ impl Search<'_> {
                 let keyword = clock.time_async("keyword", self.keyword(text, depth)).await?;
                 let fused = clock.time("fusion", || fuse(&dense, &keyword, self.request.weights));
                 let ranked = fused.into_iter().take(limit);
-                Ok(ranked.map(|(place, trail)| Ranked { place, trail }).collect())
+                Ok(ranked.map(|(place, ranks)| Ranked { place, ranks }).collect())
             }
             (_, None) => Ok(Vec::new()),
         }
@@ -376,7 +376,7 @@ impl Search<'_> {
                 Ok(SearchHit {
                     document,
                     distance,
-                    trail: hit.trail,
+                    ranks: hit.ranks,
                     siblings: None,
                 })
             })
@@ -384,13 +384,13 @@ impl Search<'_> {
     }
 }
 
-fn only(found: Vec<Scored>, trail: impl Fn(StageRank) -> RankTrail) -> Vec<Ranked> {
+fn only(found: Vec<Scored>, ranks: impl Fn(Rank) -> HitRanks) -> Vec<Ranked> {
     found
         .into_iter()
         .enumerate()
         .map(|(number, (place, score))| Ranked {
             place,
-            trail: trail(StageRank {
+            ranks: ranks(Rank {
                 rank: number + 1,
                 score,
             }),

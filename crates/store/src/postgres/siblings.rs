@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ragstone_core::filter::Scalar;
 use ragstone_core::siblings::{Gathering, MAX_SIBLINGS, SECTION_REACH, Standing};
-use ragstone_core::store::SiblingsRequest;
+use ragstone_core::storage::SiblingsRequest;
 use ragstone_core::{Document, Metadata};
 use tokio_postgres::types::Type;
 

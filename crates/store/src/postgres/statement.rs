@@ -2,7 +2,7 @@
 
 use ragstone_core::Filter;
 use ragstone_core::filter::{Comparison, Scalar, Test};
-use ragstone_core::store::SearchRequest;
+use ragstone_core::storage::StorageQuery;
 use serde_json::json;
 use tokio_postgres::types::{ToSql, Type};
 
@@ -104,7 +104,7 @@ impl Statement {
     }
 
     /// The documents that a search is for.
-    pub(super) fn matching(&mut self, request: &SearchRequest) -> &mut Self {
+    pub(super) fn matching(&mut self, request: &StorageQuery) -> &mut Self {
         match &request.among {
             None => self.filter(&request.filter),
             Some(ids) => {

@@ -4,7 +4,7 @@
 use bytes::{BufMut, BytesMut};
 use ragstone_core::analysis::analyze_document;
 use ragstone_core::model::ModelIdentity;
-use ragstone_core::store::{MetadataUpdate, MovedDocument, Selection};
+use ragstone_core::storage::{ExportedDocument, MetadataUpdate, Selection};
 use ragstone_core::{Collection, CollectionName, Metadata};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{IsNull, ToSql, Type, to_sql_checked};
@@ -33,7 +33,7 @@ pub(super) struct PreparedBatch {
 }
 
 /// Analyses texts; takes time, and no lock.
-pub(super) fn prepare(name: &CollectionName, batch: Vec<MovedDocument>) -> Result<PreparedBatch> {
+pub(super) fn prepare(name: &CollectionName, batch: Vec<ExportedDocument>) -> Result<PreparedBatch> {
     let mut prepared = PreparedBatch {
         dimensions: batch.first().map_or(0, |first| first.vector.len()),
         ..PreparedBatch::default()

@@ -1,6 +1,6 @@
 //! Steps that change collections.
 
-use ragstone_core::store::MetadataUpdate;
+use ragstone_core::storage::MetadataUpdate;
 use ragstone_core::{Collection, CollectionName, Metadata};
 
 use super::transaction::{Change, Transaction};

@@ -2,7 +2,7 @@
 
 use ragstone_core::analysis::analyze_document;
 use ragstone_core::model::ModelIdentity;
-use ragstone_core::store::{MovedDocument, Selection};
+use ragstone_core::storage::{ExportedDocument, Selection};
 use ragstone_core::{CollectionName, DocumentId};
 use rusqlite::{OptionalExtension, params};
 
@@ -34,7 +34,7 @@ struct PreparedDocument {
 }
 
 /// Analyses texts; takes time, and no lock.
-pub(crate) fn prepare(name: &CollectionName, batch: Vec<MovedDocument>) -> Result<PreparedBatch> {
+pub(crate) fn prepare(name: &CollectionName, batch: Vec<ExportedDocument>) -> Result<PreparedBatch> {
     let dimensions = batch.first().map_or(0, |first| first.vector.len());
     let mut bytes = 0;
     let mut models: Vec<ModelIdentity> = Vec::new();

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use ragstone_core::CollectionName;
 use ragstone_core::Metadata;
-use ragstone_core::store::{Store, StoreError};
+use ragstone_core::storage::{Storage, StorageError};
 use tokio::task::JoinHandle;
 
 use crate::error::{Error, Result};
@@ -28,7 +28,7 @@ async fn hold_writer(store: &Arc<SqliteStore>) -> (Sender<()>, JoinHandle<Result
     (release, held)
 }
 
-fn create(store: &Arc<SqliteStore>, number: usize) -> JoinHandle<Result<(), StoreError>> {
+fn create(store: &Arc<SqliteStore>, number: usize) -> JoinHandle<Result<(), StorageError>> {
     let store = store.clone();
     tokio::spawn(async move {
         let name = CollectionName::parse(format!("c{number}")).unwrap();
@@ -60,7 +60,7 @@ async fn a_full_queue_is_an_answer_and_what_was_accepted_is_done() {
     let outcomes = futures::future::join_all(writes).await;
     let refused = outcomes
         .iter()
-        .filter(|outcome| matches!(outcome, Ok(Err(StoreError::Unavailable { .. }))))
+        .filter(|outcome| matches!(outcome, Ok(Err(StorageError::Unavailable { .. }))))
         .count();
     let done = outcomes
         .iter()
@@ -115,7 +115,7 @@ async fn closing_finishes_what_was_accepted_and_refuses_the_rest() {
         write.await.unwrap().unwrap();
     }
     let late = create(&store, 9).await.unwrap();
-    assert!(matches!(late, Err(StoreError::Unavailable { .. })));
+    assert!(matches!(late, Err(StorageError::Unavailable { .. })));
     drop(store);
     let store = SqliteStore::open(directory.path(), StoreOptions::default()).unwrap();
     assert_eq!(store.collections().await.unwrap().len(), 5);

@@ -1,7 +1,7 @@
-//! Collections and documents through the `Store` trait.
+//! Collections and documents through the `Storage` trait.
 
 use crate::common::*;
-use ragstone_core::store::{MetadataUpdate, Page, SearchRequest, Selection, StoreError};
+use ragstone_core::storage::{MetadataUpdate, Page, Selection, StorageError, StorageQuery};
 use ragstone_core::{Collection, CollectionName, Filter, Metadata};
 use serde_json::json;
 
@@ -14,7 +14,7 @@ on_every_store!(
     search_ranks_by_meaning_by_word_and_by_both,
 );
 
-fn ids(page: &ragstone_core::store::DocumentPage) -> Vec<&str> {
+fn ids(page: &ragstone_core::storage::DocumentPage) -> Vec<&str> {
     page.documents.iter().map(|d| d.id.as_str()).collect()
 }
 
@@ -36,7 +36,7 @@ async fn collections_are_created_listed_changed_and_deleted(engine: Engine) {
         .unwrap();
     assert!(matches!(
         store.create_collection(&docs, Metadata::new()).await,
-        Err(StoreError::CollectionExists(n)) if n == docs
+        Err(StorageError::CollectionExists(n)) if n == docs
     ));
     let names: Vec<_> = store
         .collections()
@@ -69,11 +69,11 @@ async fn collections_are_created_listed_changed_and_deleted(engine: Engine) {
     store.delete_collection(&docs).await.unwrap();
     assert!(matches!(
         store.collection(&docs).await,
-        Err(StoreError::CollectionNotFound(_))
+        Err(StorageError::CollectionNotFound(_))
     ));
     assert!(matches!(
         store.delete_collection(&docs).await,
-        Err(StoreError::CollectionNotFound(_))
+        Err(StorageError::CollectionNotFound(_))
     ));
     assert_eq!(store.health().await.unwrap().collections, 1);
 }
@@ -181,21 +181,21 @@ async fn a_vector_of_another_width_changes_nothing(engine: Engine) {
     let wrong = batch(vec![stored("b", "text", json!({}), &[1.0, 2.0, 3.0])]);
     assert!(matches!(
         store.upsert(&docs, wrong).await,
-        Err(StoreError::DimensionMismatch {
+        Err(StorageError::DimensionMismatch {
             expected: 2,
             actual: 3,
             ..
         })
     ));
     assert_eq!(store.collection(&docs).await.unwrap().count, 1);
-    let request = SearchRequest {
+    let request = StorageQuery {
         vector: Some(vec![1.0]),
         limit: 3,
-        ..SearchRequest::default()
+        ..StorageQuery::default()
     };
     assert!(matches!(
         store.search(&docs, request).await,
-        Err(StoreError::DimensionMismatch {
+        Err(StorageError::DimensionMismatch {
             expected: 2,
             actual: 1,
             ..
@@ -222,9 +222,9 @@ async fn search_ranks_by_meaning_by_word_and_by_both(engine: Engine) {
         stored("west", "winter winter tales", json!({"kind": "b"}), &[-1.0, 0.0]),
     ];
     store.upsert(&docs, batch(documents)).await.unwrap();
-    let search = async |request: SearchRequest| {
+    let search = async |request: StorageQuery| {
         let outcome = store
-            .search(&docs, SearchRequest { limit: 10, ..request })
+            .search(&docs, StorageQuery { limit: 10, ..request })
             .await
             .unwrap();
         assert_eq!(outcome.metadata, metadata(json!({"k": "v"})));
@@ -234,31 +234,31 @@ async fn search_ranks_by_meaning_by_word_and_by_both(engine: Engine) {
             .map(|hit| (hit.document.id.as_str().to_owned(), hit.distance))
             .collect::<Vec<_>>()
     };
-    let dense = search(SearchRequest {
+    let dense = search(StorageQuery {
         vector: Some(vec![3.0, 0.0]),
-        ..SearchRequest::default()
+        ..StorageQuery::default()
     })
     .await;
     let expected = [("east", 0.0), ("north", 1.0), ("west", 2.0)];
     assert_eq!(dense, expected.map(|(id, d)| (id.to_owned(), Some(d))));
-    let near = search(SearchRequest {
+    let near = search(StorageQuery {
         vector: Some(vec![3.0, 0.0]),
         max_distance: Some(1.0),
-        ..SearchRequest::default()
+        ..StorageQuery::default()
     })
     .await;
     assert_eq!(near.len(), 2);
-    let keyword = search(SearchRequest {
+    let keyword = search(StorageQuery {
         text: Some("zx-4417 winters".into()),
-        ..SearchRequest::default()
+        ..StorageQuery::default()
     })
     .await;
     assert_eq!(keyword, [("north".to_owned(), None), ("west".to_owned(), None)]);
-    let hybrid = search(SearchRequest {
+    let hybrid = search(StorageQuery {
         vector: Some(vec![3.0, 0.0]),
         text: Some("winter".into()),
         filter: filter(json!({"kind": "b"})),
-        ..SearchRequest::default()
+        ..StorageQuery::default()
     })
     .await;
     assert_eq!(

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use async_trait::async_trait;
 use ragstone_core::records::Records;
-use ragstone_core::store::{DocumentBatch, Page, Store, StoredDocument};
+use ragstone_core::storage::{DocumentBatch, Page, Storage, StoredDocument};
 use ragstone_core::{CollectionName, Document, DocumentId, Metadata};
 use ragstone_store::{PostgresOptions, PostgresStore, PostgresUrl, SqliteStore, StoreOptions};
 use serde_json::Value;
@@ -39,7 +39,7 @@ pub(crate) enum Engine {
 
 /// A store of either kind, and what only tests ask of it.
 #[async_trait]
-pub(crate) trait Subject: Store + Records {
+pub(crate) trait Subject: Storage + Records {
     async fn shut(&self);
 
     /// Panics if the store says of itself that it is damaged.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::future::{join_all, try_join_all};
 use ragstone_core::siblings::Expand;
-use ragstone_core::store::{SearchRequest, Selection, SiblingsRequest, StoreError, StoredDocument};
+use ragstone_core::storage::{Selection, SiblingsRequest, StorageError, StorageQuery, StoredDocument};
 use ragstone_core::{Filter, Metadata};
 use serde_json::json;
 
@@ -36,7 +36,7 @@ fn pair(number: usize, generation: u64) -> Vec<StoredDocument> {
 /// text, metadata and vector; and so are the siblings of each.
 async fn check_search(store: &Arc<dyn Subject>, docs: &ragstone_core::CollectionName, number: usize) {
     let filter = Filter::parse(&json!({"pair": number})).unwrap();
-    let request = SearchRequest {
+    let request = StorageQuery {
         vector: Some(vec![1.0, 0.0]),
         filter: filter.clone(),
         limit: 10,
@@ -47,7 +47,7 @@ async fn check_search(store: &Arc<dyn Subject>, docs: &ragstone_core::Collection
             },
             max_bytes: 10_000,
         }),
-        ..SearchRequest::default()
+        ..StorageQuery::default()
     };
     let outcome = store.search(docs, request).await.unwrap();
     for hit in &outcome.hits {
@@ -147,8 +147,8 @@ async fn one_failing_write_does_not_spoil_the_others(engine: Engine) {
     for (n, outcome) in outcomes.iter().enumerate() {
         match outcome {
             Ok(()) => assert!(n % 4 != 3 && n % 5 != 4),
-            Err(StoreError::CollectionNotFound(_)) => assert_eq!(n % 5, 4),
-            Err(StoreError::DimensionMismatch { .. }) => assert_eq!(n % 4, 3),
+            Err(StorageError::CollectionNotFound(_)) => assert_eq!(n % 5, 4),
+            Err(StorageError::DimensionMismatch { .. }) => assert_eq!(n % 4, 3),
             Err(other) => panic!("{other:?}"),
         }
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use ragstone_core::Metadata;
-use ragstone_core::store::{Selection, Store};
+use ragstone_core::storage::{Selection, Storage};
 use serde_json::json;
 
 use crate::common::*;
@@ -17,7 +17,7 @@ fn files_contain(directory: &Path, needle: &str) -> bool {
     })
 }
 
-fn documents(count: usize, secret_every: usize) -> ragstone_core::store::DocumentBatch {
+fn documents(count: usize, secret_every: usize) -> ragstone_core::storage::DocumentBatch {
     let mut noise = Noise(5);
     batch(
         (0..count)

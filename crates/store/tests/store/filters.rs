@@ -181,7 +181,7 @@ async fn odd_texts_come_back_as_they_were(engine: Engine) {
         let found = store.document(&docs, &id(text)).await.unwrap().unwrap();
         assert_eq!((found.id.as_str(), found.text.as_str()), (text, text));
         assert_eq!(found.metadata, metadata(json!({text: text})));
-        let request = ragstone_core::store::SearchRequest {
+        let request = ragstone_core::storage::StorageQuery {
             text: Some("O'Clock 漢字".into()),
             limit: 10,
             ..Default::default()

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use ragstone_core::analysis::{analyze_document, analyze_query};
 use ragstone_core::filter::Scalar;
-use ragstone_core::store::{
-    MetadataUpdate, Page, SearchRequest, Selection, Store, StoreError, StoredDocument,
+use ragstone_core::storage::{
+    MetadataUpdate, Page, Selection, Storage, StorageError, StorageQuery, StoredDocument,
 };
 use ragstone_core::{Filter, Metadata};
 use ragstone_store::{Held, SqliteStore, StoreOptions};
@@ -161,7 +161,7 @@ async fn apply(store: &dyn Subject, operation: &Operation) -> Option<u64> {
     };
     match answer {
         Ok(count) => Some(count),
-        Err(StoreError::CollectionNotFound(_) | StoreError::CollectionExists(_)) => None,
+        Err(StorageError::CollectionNotFound(_) | StorageError::CollectionExists(_)) => None,
         Err(other) => panic!("{operation:?}: {other:?}"),
     }
 }
@@ -235,11 +235,11 @@ async fn compare_dense(
     matching: &[&StoredDocument],
     query: &[f32],
 ) {
-    let request = SearchRequest {
+    let request = StorageQuery {
         vector: Some(query.to_vec()),
         filter: filter.clone(),
         limit: 5,
-        ..SearchRequest::default()
+        ..StorageQuery::default()
     };
     let hits = store.search(docs, request).await.unwrap().hits;
     let mut expected: Vec<f64> = matching
@@ -265,11 +265,11 @@ async fn compare_keyword(
     matching: &[&StoredDocument],
     text: &str,
 ) {
-    let request = SearchRequest {
+    let request = StorageQuery {
         text: Some(text.to_owned()),
         filter: filter.clone(),
         limit: 50,
-        ..SearchRequest::default()
+        ..StorageQuery::default()
     };
     let hits = store.search(docs, request).await.unwrap().hits;
     let analysed: Vec<_> = documents
@@ -295,7 +295,7 @@ async fn compare_keyword(
     expected.sort_by(|a, b| b.total_cmp(a));
     assert_eq!(hits.len(), expected.len());
     for (hit, best) in hits.iter().zip(expected) {
-        let stage = hit.trail.keyword.unwrap();
+        let stage = hit.ranks.keyword.unwrap();
         let found = matching.iter().find(|s| s.document == hit.document).unwrap();
         assert!((stage.score - best).abs() < 1e-4, "{} {best}", stage.score);
         assert!((stage.score - score(found)).abs() < 1e-4);
@@ -351,7 +351,7 @@ async fn agrees_holding_fields(operations: &[Operation], filters: &[Value], quer
             Operation::DeleteMatching(c, filter) => {
                 let selection = Selection::Matching(Filter::parse(filter).unwrap());
                 match store.delete_documents(&collection_name(*c), selection).await {
-                    Err(StoreError::Unsupported(_)) => {}
+                    Err(StorageError::Unsupported(_)) => {}
                     answer => assert_eq!(answer.ok(), model.apply(operation), "{operation:?}"),
                 }
             }
@@ -373,13 +373,16 @@ async fn agrees_holding_fields(operations: &[Operation], filters: &[Value], quer
                 let expected: Vec<_> = expected.filter(|d| filter.matches(&d.metadata)).collect();
                 assert_eq!(page.documents.iter().collect::<Vec<_>>(), expected, "{filter:?}");
             }
-            let request = SearchRequest {
+            let request = StorageQuery {
                 vector: Some(query.to_vec()),
                 limit: 3,
-                ..SearchRequest::default()
+                ..StorageQuery::default()
             };
             let refused = store.search(&name, request).await;
-            assert!(matches!(refused, Err(StoreError::Unsupported(_))), "{refused:?}");
+            assert!(
+                matches!(refused, Err(StorageError::Unsupported(_))),
+                "{refused:?}"
+            );
         }
     }
     for (number, (_, documents)) in &model.collections {
@@ -398,7 +401,10 @@ async fn agrees_holding_fields(operations: &[Operation], filters: &[Value], quer
         let other = Filter::parse(&json!({"tags": "red"})).unwrap();
         let page = Page { limit: 0, offset: 0 };
         let refused = store.documents(&name, &other, page).await;
-        assert!(matches!(refused, Err(StoreError::Unsupported(_))), "{refused:?}");
+        assert!(
+            matches!(refused, Err(StorageError::Unsupported(_))),
+            "{refused:?}"
+        );
     }
     store.close().await.unwrap();
     drop(store);

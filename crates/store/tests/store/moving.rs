@@ -1,7 +1,7 @@
 //! Documents leave a store and enter another one as they were.
 
 use ragstone_core::model::ModelIdentity;
-use ragstone_core::store::{DocumentBatch, MovedDocument, MovedRange, Place, Selection, StoreError};
+use ragstone_core::storage::{Cursor, DocumentBatch, ExportRange, ExportedDocument, Selection, StorageError};
 use ragstone_core::{CollectionName, DocumentId, Metadata};
 use serde_json::json;
 
@@ -14,11 +14,11 @@ on_every_store!(
     what_made_the_vectors_of_documents_is_known,
 );
 
-async fn exported(store: &dyn Subject, docs: &CollectionName, limit: usize) -> Vec<MovedDocument> {
+async fn exported(store: &dyn Subject, docs: &CollectionName, limit: usize) -> Vec<ExportedDocument> {
     let mut all = Vec::new();
     let mut after = None;
     loop {
-        let page = store.export(docs, MovedRange { after, limit }).await.unwrap();
+        let page = store.export(docs, ExportRange { after, limit }).await.unwrap();
         assert!(page.documents.len() <= limit);
         all.extend(page.documents);
         after = page.last;
@@ -28,7 +28,7 @@ async fn exported(store: &dyn Subject, docs: &CollectionName, limit: usize) -> V
     }
 }
 
-fn ids(documents: &[MovedDocument]) -> Vec<&str> {
+fn ids(documents: &[ExportedDocument]) -> Vec<&str> {
     documents.iter().map(|moved| moved.document.id.as_str()).collect()
 }
 
@@ -86,7 +86,7 @@ async fn pages_go_on_where_the_last_one_ended_whatever_is_written_meanwhile(engi
     let home = Home::new(engine).await;
     let (store, docs) = (home.open().await, name("docs"));
     store.create_collection(&docs, Metadata::new()).await.unwrap();
-    let page = |after, limit| store.export(&docs, MovedRange { after, limit });
+    let page = |after, limit| store.export(&docs, ExportRange { after, limit });
     let none = page(None, 3).await.unwrap();
     assert_eq!((none.documents.len(), none.last, none.more), (0, None, false));
     let one = |n: usize| stored(&format!("d{n}"), "text", json!({}), &[1.0, n as f32]);
@@ -107,7 +107,7 @@ async fn pages_go_on_where_the_last_one_ended_whatever_is_written_meanwhile(engi
     assert_eq!(ids(&second.documents), ["d5", "d6", "d7", "d8"]);
     let third = page(second.last, 4).await.unwrap();
     assert_eq!((ids(&third.documents), third.more), (vec!["d9", "d2"], false));
-    let beyond = page(Some(Place(i64::MAX)), 4).await.unwrap();
+    let beyond = page(Some(Cursor(i64::MAX)), 4).await.unwrap();
     assert_eq!((beyond.documents.len(), beyond.more), (0, false));
     let exact = page(second.last, 2).await.unwrap();
     assert_eq!((exact.documents.len(), exact.more), (2, false));
@@ -116,19 +116,19 @@ async fn pages_go_on_where_the_last_one_ended_whatever_is_written_meanwhile(engi
 async fn what_cannot_be_imported_changes_nothing(engine: Engine) {
     let home = Home::new(engine).await;
     let (store, docs) = (home.open().await, name("docs"));
-    let moved = |document_id: &str, vector: &[f32]| MovedDocument {
+    let moved = |document_id: &str, vector: &[f32]| ExportedDocument {
         document: stored(document_id, "text", json!({}), vector).document,
         vector: vector.to_vec(),
         norm: 1.0,
         model: None,
     };
     let nowhere = store.import(&docs, vec![moved("a", &[1.0, 0.0])]).await;
-    assert!(matches!(nowhere, Err(StoreError::CollectionNotFound(_))));
+    assert!(matches!(nowhere, Err(StorageError::CollectionNotFound(_))));
     store.create_collection(&docs, Metadata::new()).await.unwrap();
     let uneven = vec![moved("a", &[1.0, 0.0]), moved("b", &[1.0])];
     assert!(matches!(
         store.import(&docs, uneven).await,
-        Err(StoreError::DimensionMismatch { .. })
+        Err(StorageError::DimensionMismatch { .. })
     ));
     assert_eq!(store.collection(&docs).await.unwrap().count, 0);
 }
@@ -139,7 +139,7 @@ async fn what_made_the_vectors_of_documents_is_known(engine: Engine) {
     let ids = ["2-0", "none", "0-1", "1-4"].map(|id| DocumentId::parse(id).unwrap());
     let missing = store.models_by_id(&docs, &ids).await;
     assert!(
-        matches!(missing, Err(StoreError::CollectionNotFound(_))),
+        matches!(missing, Err(StorageError::CollectionNotFound(_))),
         "{missing:?}"
     );
     store.create_collection(&docs, Metadata::new()).await.unwrap();

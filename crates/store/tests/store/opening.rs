@@ -1,6 +1,6 @@
 //! Opening what is there: copies taken while writing, damaged files, directories that do not do.
 
-use ragstone_core::store::{SearchRequest, Store};
+use ragstone_core::storage::{Storage, StorageQuery};
 use ragstone_core::{Filter, Metadata};
 use ragstone_store::{Error, SqliteStore, StoreOptions};
 use serde_json::json;
@@ -47,11 +47,11 @@ async fn the_files_as_they_are_at_any_moment_hold_all_acknowledged_writes() {
             .await
             .unwrap();
         assert_eq!(found, expected);
-        let request = SearchRequest {
+        let request = StorageQuery {
             vector: Some(noise.vector(12)),
             text: Some(format!("round{round}")),
             limit: 5,
-            ..SearchRequest::default()
+            ..StorageQuery::default()
         };
         let expected = store.search(&docs, request.clone()).await.unwrap().hits;
         assert_eq!(recovered.search(&docs, request).await.unwrap().hits, expected);

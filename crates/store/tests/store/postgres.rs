@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures::future::{join_all, try_join_all};
-use ragstone_core::store::{SearchRequest, Store, StoreError};
+use ragstone_core::storage::{Storage, StorageError, StorageQuery};
 use ragstone_core::{CollectionName, Filter, Metadata};
 use ragstone_store::{Error, PostgresOptions, PostgresStore, PostgresUrl, Thresholds, inspect_postgres};
 use serde_json::json;
@@ -104,7 +104,10 @@ async fn what_cannot_be_reached_is_said_without_the_password() {
     let message = format!("{error} {error:?}");
     assert!(message.contains("cannot be reached"), "{message}");
     assert!(!message.contains("hunter2"), "{message}");
-    assert!(matches!(StoreError::from(error), StoreError::Unavailable { .. }));
+    assert!(matches!(
+        StorageError::from(error),
+        StorageError::Unavailable { .. }
+    ));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -156,15 +159,15 @@ async fn a_collection_that_another_process_replaced_is_searched_as_it_is() {
     let search = async |width: usize, text: Option<&str>| {
         let mut vector = vec![0.5; width];
         vector[0] = 1.0;
-        let request = SearchRequest {
+        let request = StorageQuery {
             vector: Some(vector),
             text: text.map(str::to_owned),
             limit: 3,
-            ..SearchRequest::default()
+            ..StorageQuery::default()
         };
         let outcome = here.search(&docs, request).await?;
         let found = outcome.hits.iter().map(|hit| hit.document.id.as_str());
-        Ok::<_, StoreError>(found.collect::<Vec<_>>().join(" "))
+        Ok::<_, StorageError>(found.collect::<Vec<_>>().join(" "))
     };
     there.create_collection(&docs, Metadata::new()).await.unwrap();
     assert_eq!(search(2, None).await.unwrap(), "");
@@ -179,7 +182,7 @@ async fn a_collection_that_another_process_replaced_is_searched_as_it_is() {
             assert_eq!(search(width, Some("text")).await.unwrap(), id);
             let refused = search(5, None).await;
             assert!(
-                matches!(refused, Err(StoreError::DimensionMismatch { expected, .. }) if expected == width)
+                matches!(refused, Err(StorageError::DimensionMismatch { expected, .. }) if expected == width)
             );
             match round {
                 // The table goes, with the collection or without it.
@@ -191,7 +194,7 @@ async fn a_collection_that_another_process_replaced_is_searched_as_it_is() {
                     there.delete_collection(&docs).await.unwrap();
                     if round == 1 {
                         let gone = search(width, None).await;
-                        assert!(matches!(gone, Err(StoreError::CollectionNotFound(_))));
+                        assert!(matches!(gone, Err(StorageError::CollectionNotFound(_))));
                     }
                     there.create_collection(&docs, Metadata::new()).await.unwrap();
                 }
@@ -227,11 +230,11 @@ async fn found(
     limit: usize,
     filter: &Filter,
 ) -> Vec<String> {
-    let request = SearchRequest {
+    let request = StorageQuery {
         vector: Some(query.to_vec()),
         filter: filter.clone(),
         limit,
-        ..SearchRequest::default()
+        ..StorageQuery::default()
     };
     let hits = store.search(docs, request).await.unwrap().hits;
     let distances: Vec<f32> = hits.iter().map(|hit| hit.distance.unwrap()).collect();

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use ragstone_core::fusion::{FusionWeights, StageRank};
-use ragstone_core::store::{SearchHit, SearchRequest};
+use ragstone_core::fusion::{FusionWeights, Rank};
+use ragstone_core::storage::{SearchHit, StorageQuery};
 use ragstone_core::{CollectionName, Filter, Metadata};
 use serde_json::json;
 
@@ -33,9 +33,9 @@ async fn filled(home: &Home) -> (Arc<dyn Subject>, CollectionName) {
     (store, docs)
 }
 
-async fn hits(store: &Arc<dyn Subject>, docs: &CollectionName, request: SearchRequest) -> Vec<SearchHit> {
+async fn hits(store: &Arc<dyn Subject>, docs: &CollectionName, request: StorageQuery) -> Vec<SearchHit> {
     store
-        .search(docs, SearchRequest { limit: 10, ..request })
+        .search(docs, StorageQuery { limit: 10, ..request })
         .await
         .unwrap()
         .hits
@@ -48,9 +48,9 @@ fn ids(hits: &[SearchHit]) -> Vec<&str> {
 async fn keyword_scores_are_those_of_bm25(engine: Engine) {
     let home = Home::new(engine).await;
     let (store, docs) = filled(&home).await;
-    let request = SearchRequest {
+    let request = StorageQuery {
         text: Some("wing flutter".into()),
-        ..SearchRequest::default()
+        ..StorageQuery::default()
     };
     let hits = hits(&store, &docs, request).await;
     assert_eq!(ids(&hits), ["a", "b", "d"]);
@@ -63,10 +63,10 @@ async fn keyword_scores_are_those_of_bm25(engine: Engine) {
     let b = idf * (2.2 / 1.75);
     let d = idf;
     for (place, (hit, expected)) in hits.iter().zip([a, b, d]).enumerate() {
-        let StageRank { rank, score } = hit.trail.keyword.unwrap();
+        let Rank { rank, score } = hit.ranks.keyword.unwrap();
         assert_eq!(rank, place + 1);
         assert!((score - expected).abs() < 1e-5, "{score} {expected}");
-        assert_eq!((hit.trail.dense, hit.trail.fused), (None, None));
+        assert_eq!((hit.ranks.dense, hit.ranks.fused), (None, None));
     }
 }
 
@@ -84,9 +84,9 @@ async fn words_that_occur_very_often_are_counted_to_the_end(engine: Engine) {
         .enumerate()
         .map(|(n, count)| stored(&format!("d{n}"), &text(*count), json!({}), &[1.0, n as f32]));
     store.upsert(&docs, batch(documents.collect())).await.unwrap();
-    let request = SearchRequest {
+    let request = StorageQuery {
         text: Some("zebra".into()),
-        ..SearchRequest::default()
+        ..StorageQuery::default()
     };
     let hits = hits(&store, &docs, request).await;
     assert_eq!(ids(&hits), ["d5", "d4", "d3", "d2", "d1", "d0"]);
@@ -95,7 +95,7 @@ async fn words_that_occur_very_often_are_counted_to_the_end(engine: Engine) {
     for (hit, count) in hits.iter().zip(COUNTS.iter().rev()) {
         let count = *count as f64;
         let (score, expected) = (
-            hit.trail.keyword.unwrap().score,
+            hit.ranks.keyword.unwrap().score,
             idf * count * 2.2 / (count + 1.2),
         );
         assert!((score - expected).abs() < 1e-6, "{score} {expected} for {count}");
@@ -105,10 +105,10 @@ async fn words_that_occur_very_often_are_counted_to_the_end(engine: Engine) {
 async fn hybrid_fuses_the_ranks_of_both(engine: Engine) {
     let home = Home::new(engine).await;
     let (store, docs) = filled(&home).await;
-    let request = SearchRequest {
+    let request = StorageQuery {
         vector: Some(vec![0.0, 1.0]),
         text: Some("wing flutter".into()),
-        ..SearchRequest::default()
+        ..StorageQuery::default()
     };
     // By meaning d, c, b, a; by word a, b, d. Sums of 1 / (60 + rank):
     // d 1/61 + 1/63, a 1/64 + 1/61, b 1/63 + 1/62, c 1/62.
@@ -116,9 +116,9 @@ async fn hybrid_fuses_the_ranks_of_both(engine: Engine) {
     assert_eq!(ids(&fused), ["d", "a", "b", "c"]);
     let best = &fused[0];
     assert_eq!(best.distance, Some(0.0));
-    assert_eq!(best.trail.dense, Some(StageRank { rank: 1, score: 1.0 }));
-    assert_eq!(best.trail.keyword.unwrap().rank, 3);
-    let score = best.trail.fused.unwrap().score;
+    assert_eq!(best.ranks.dense, Some(Rank { rank: 1, score: 1.0 }));
+    assert_eq!(best.ranks.keyword.unwrap().rank, 3);
+    let score = best.ranks.fused.unwrap().score;
     assert!((score - (1.0 / 61.0 + 1.0 / 63.0)).abs() < 1e-12);
     // Found by word only or not, every hit has its distance.
     let distances: Vec<f32> = fused.iter().map(|hit| hit.distance.unwrap()).collect();
@@ -126,7 +126,7 @@ async fn hybrid_fuses_the_ranks_of_both(engine: Engine) {
         assert!((distance - expected).abs() < 1e-6);
     }
 
-    let by_word = SearchRequest {
+    let by_word = StorageQuery {
         weights: FusionWeights {
             dense: 0.1,
             keyword: 1.0,
@@ -135,7 +135,7 @@ async fn hybrid_fuses_the_ranks_of_both(engine: Engine) {
     };
     assert_eq!(ids(&hits(&store, &docs, by_word).await), ["a", "b", "d", "c"]);
     // a is the best by word, but too far away.
-    let near = SearchRequest {
+    let near = StorageQuery {
         max_distance: Some(0.5),
         ..request
     };
@@ -157,11 +157,11 @@ async fn a_filter_means_the_same_in_every_mode(engine: Engine) {
         (json!({}), vec!["a", "b", "c", "d"]),
     ] {
         for (vector, text) in &modes {
-            let request = SearchRequest {
+            let request = StorageQuery {
                 vector: vector.clone(),
                 text: text.clone(),
                 filter: Filter::parse(&filter).unwrap(),
-                ..SearchRequest::default()
+                ..StorageQuery::default()
             };
             let hits = hits(&store, &docs, request).await;
             let found: BTreeSet<&str> = ids(&hits).into_iter().collect();
@@ -176,14 +176,14 @@ async fn a_filter_means_the_same_in_every_mode(engine: Engine) {
 async fn an_empty_collection_and_a_large_limit_are_no_errors(engine: Engine) {
     let home = Home::new(engine).await;
     let (store, docs) = filled(&home).await;
-    let request = SearchRequest {
+    let request = StorageQuery {
         vector: Some(vec![1.0, 0.0]),
         text: Some("wing".into()),
         limit: 100_000,
-        ..SearchRequest::default()
+        ..StorageQuery::default()
     };
     assert_eq!(store.search(&docs, request.clone()).await.unwrap().hits.len(), 4);
-    let none = SearchRequest {
+    let none = StorageQuery {
         limit: 0,
         ..request.clone()
     };

@@ -38,7 +38,7 @@ use ragstone_core::provider::{
     Capability, Health, HealthStatus, ProviderAnswer, ProviderError, ProviderQuery, RagProvider, Reranked,
     list_models,
 };
-use ragstone_core::store::{DocumentPage, MetadataUpdate, Page, Selection};
+use ragstone_core::storage::{DocumentPage, MetadataUpdate, Page, Selection};
 use ragstone_core::{Collection, CollectionName, Filter, Metadata};
 use schemars::JsonSchema;
 use serde::Deserialize;

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use ragstone_core::collection::shorten;
 use ragstone_core::filter::Scalar;
 use ragstone_core::provider::ProviderError;
-use ragstone_core::store::{DocumentPage, Page};
+use ragstone_core::storage::{DocumentPage, Page};
 use ragstone_core::{CollectionName, Document, DocumentId, Filter, Metadata};
 use serde_json::{Value, json};
 

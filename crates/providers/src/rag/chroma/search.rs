@@ -8,7 +8,7 @@ use ragstone_core::error::InvalidInput;
 use ragstone_core::model::Role;
 use ragstone_core::provider::{ProviderAnswer, ProviderError, ProviderHit, ProviderQuery};
 use ragstone_core::siblings::{Expand, Gathering, SECTION_REACH, SIBLING_BYTES, in_document_order};
-use ragstone_core::store::Page;
+use ragstone_core::storage::Page;
 use ragstone_core::vector::normalise;
 use ragstone_core::{CollectionName, Document, DocumentId, Filter, Metadata};
 use serde_json::{Value, json};

@@ -16,9 +16,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use ragstone_core::model::ModelIdentity;
 use ragstone_core::provider::{CallError, ProviderError};
-use ragstone_core::store::{
-    DocumentBatch, DocumentPage, Engine, KeptVectors, MetadataUpdate, MovedDocument, MovedPage, MovedRange,
-    Page, Place, SearchOutcome, SearchRequest, Selection, Store, StoreError, StoreHealth,
+use ragstone_core::storage::{
+    Cursor, DocumentBatch, DocumentPage, Engine, ExportPage, ExportRange, ExportedDocument, MetadataUpdate,
+    Page, SearchHits, Selection, Storage, StorageError, StorageHealth, StorageQuery, VectorPrecision,
 };
 use ragstone_core::vector::normalise;
 use ragstone_core::{Collection, CollectionName, Document, DocumentId, Filter, Metadata};
@@ -54,7 +54,7 @@ pub(super) const LIMITATIONS: &[&str] = &[
 const ENGINE: Engine = Engine {
     name: "chromadb",
     limitations: LIMITATIONS,
-    vectors: KeptVectors::Rounded,
+    vectors: VectorPrecision::Rounded,
 };
 
 /// An answer with a page of vectors is larger than what services usually say.
@@ -129,10 +129,10 @@ impl ChromaStore {
 
     /// Until this is dropped, no other call of this process writes to the collection. Whoever has the turn
     /// may wait for a server that hangs, so it is not waited for longer than for the server itself.
-    async fn turn(&self, name: &CollectionName) -> Result<MutexGuard<'_, ()>, StoreError> {
+    async fn turn(&self, name: &CollectionName) -> Result<MutexGuard<'_, ()>, StorageError> {
         tokio::time::timeout(DEADLINE, self.turns.take(name))
             .await
-            .map_err(|_| StoreError::Unavailable {
+            .map_err(|_| StorageError::Unavailable {
                 message: format!(
                     "Another write to collection '{name}' has been under way for {} s; try again soon",
                     DEADLINE.as_secs()
@@ -158,13 +158,17 @@ impl ChromaStore {
         Ok(first.into_iter().chain(last).collect())
     }
 
-    async fn write(&self, name: &CollectionName, documents: Vec<MovedDocument>) -> Result<(), StoreError> {
+    async fn write(
+        &self,
+        name: &CollectionName,
+        documents: Vec<ExportedDocument>,
+    ) -> Result<(), StorageError> {
         let _turn = self.turn(name).await?;
         let mut record = self.api().collection(name).await.map_err(store_error)?;
         let Some(width) = documents.first().map(|moved| moved.vector.len()) else {
             return Ok(());
         };
-        let mismatch = |expected, actual| StoreError::DimensionMismatch {
+        let mismatch = |expected, actual| StorageError::DimensionMismatch {
             collection: name.clone(),
             expected,
             actual,
@@ -194,8 +198,8 @@ impl ChromaStore {
     async fn export_page(
         &self,
         name: &CollectionName,
-        range: MovedRange,
-    ) -> Result<MovedPage, ProviderError> {
+        range: ExportRange,
+    ) -> Result<ExportPage, ProviderError> {
         let record = self.api().collection(name).await?;
         let from = range.after.map_or(0, |place| place.0.saturating_add(1).max(0));
         let size = record.described.dimensions.unwrap_or_default() * NUMBER_BYTES + DOCUMENT_BYTES;
@@ -225,9 +229,9 @@ impl ChromaStore {
             })
             .collect::<Result<Vec<_>, ProviderError>>()?;
         let end = from.saturating_add_unsigned(count as u64);
-        Ok(MovedPage {
+        Ok(ExportPage {
             documents,
-            last: (count > 0).then(|| Place(end - 1)),
+            last: (count > 0).then(|| Cursor(end - 1)),
             more: count > 0 && end.unsigned_abs() < total,
         })
     }
@@ -254,9 +258,9 @@ impl Kept {
         }
     }
 
-    fn moved(self, document: Document, mut vector: Vec<f32>) -> MovedDocument {
+    fn moved(self, document: Document, mut vector: Vec<f32>) -> ExportedDocument {
         let norm = self.norm.unwrap_or_else(|| normalise(&mut vector));
-        MovedDocument {
+        ExportedDocument {
             document,
             vector,
             norm,
@@ -275,7 +279,7 @@ fn with_count(record: &CollectionRecord, count: u64) -> Collection {
     }
 }
 
-fn row(moved: MovedDocument) -> Row {
+fn row(moved: ExportedDocument) -> Row {
     let mut kept = Metadata::new();
     kept.insert(codec::NORM.into(), f64::from(moved.norm).into());
     if let Some(model) = &moved.model {
@@ -289,21 +293,21 @@ fn row(moved: MovedDocument) -> Row {
     }
 }
 
-fn does_not_answer(retry_after: Duration) -> StoreError {
-    StoreError::Unavailable {
+fn does_not_answer(retry_after: Duration) -> StorageError {
+    StorageError::Unavailable {
         message: "The ChromaDB server that keeps the documents does not answer; try again soon".to_owned(),
         retry_after,
     }
 }
 
 /// A server that gives no answer may give one later; that the request was at fault, it says itself.
-fn store_error(error: ProviderError) -> StoreError {
+fn store_error(error: ProviderError) -> StorageError {
     match error {
-        ProviderError::CollectionNotFound(name) => StoreError::CollectionNotFound(name),
-        ProviderError::CollectionExists(name) => StoreError::CollectionExists(name),
-        ProviderError::Invalid(invalid) => StoreError::Unsupported(invalid.message().to_owned()),
-        ProviderError::Unsupported(message) => StoreError::Unsupported(message),
-        ProviderError::Store(error) => error,
+        ProviderError::CollectionNotFound(name) => StorageError::CollectionNotFound(name),
+        ProviderError::CollectionExists(name) => StorageError::CollectionExists(name),
+        ProviderError::Invalid(invalid) => StorageError::Unsupported(invalid.message().to_owned()),
+        ProviderError::Unsupported(message) => StorageError::Unsupported(message),
+        ProviderError::Storage(error) => error,
         ProviderError::Call(call) => {
             tracing::warn!(error = %call, "the store gave no usable answer");
             match &call {
@@ -312,35 +316,35 @@ fn store_error(error: ProviderError) -> StoreError {
                 CallError::Answered(answer) if matches!(answer.status, 429 | 502..=504) => {
                     does_not_answer(answer.retry_after.unwrap_or(SOON))
                 }
-                CallError::Answered(answer) if matches!(answer.status, 401 | 403) => StoreError::Failed(
+                CallError::Answered(answer) if matches!(answer.status, 401 | 403) => StorageError::Failed(
                     format!(
                         "ChromaDB answered with status {}: its token comes from RAGSTONE_CHROMA_TOKEN",
                         answer.status
                     )
                     .into(),
                 ),
-                CallError::Answered(answer) if answer.status == 413 => StoreError::Unsupported(
+                CallError::Answered(answer) if answer.status == 413 => StorageError::Unsupported(
                     "A document is too large for ChromaDB: a request to it may have 40 MB".to_owned(),
                 ),
-                _ => StoreError::Failed(Box::new(call)),
+                _ => StorageError::Failed(Box::new(call)),
             }
         }
-        other => StoreError::Failed(Box::new(other)),
+        other => StorageError::Failed(Box::new(other)),
     }
 }
 
 #[async_trait]
-impl Store for ChromaStore {
+impl Storage for ChromaStore {
     async fn create_collection(
         &self,
         name: &CollectionName,
         metadata: Metadata,
-    ) -> Result<Collection, StoreError> {
+    ) -> Result<Collection, StorageError> {
         let created = self.api().create_collection(name, &metadata).await;
         Ok(created.map_err(store_error)?.described)
     }
 
-    async fn collections(&self) -> Result<Vec<Collection>, StoreError> {
+    async fn collections(&self) -> Result<Vec<Collection>, StorageError> {
         let mut collections = Vec::new();
         for record in self.api().collections().await.map_err(store_error)? {
             if record.described.name.is_internal() {
@@ -357,14 +361,14 @@ impl Store for ChromaStore {
         Ok(collections)
     }
 
-    async fn collection(&self, name: &CollectionName) -> Result<Collection, StoreError> {
+    async fn collection(&self, name: &CollectionName) -> Result<Collection, StorageError> {
         let (record, count) = self
             .ask_of(name, |record| async move { self.api().count(&record).await })
             .await?;
         Ok(with_count(&record, count))
     }
 
-    async fn vector_models(&self, name: &CollectionName) -> Result<Vec<ModelIdentity>, StoreError> {
+    async fn vector_models(&self, name: &CollectionName) -> Result<Vec<ModelIdentity>, StorageError> {
         let (_, metadatas) = self
             .ask_of(name, |record| async move { self.first_and_last(&record).await })
             .await?;
@@ -381,7 +385,7 @@ impl Store for ChromaStore {
         name: &CollectionName,
         metadata: Metadata,
         update: MetadataUpdate,
-    ) -> Result<Metadata, StoreError> {
+    ) -> Result<Metadata, StorageError> {
         let _turn = self.turn(name).await?;
         self.chroma
             .change_metadata(name, metadata, update)
@@ -389,15 +393,15 @@ impl Store for ChromaStore {
             .map_err(store_error)
     }
 
-    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StoreError> {
+    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StorageError> {
         let _turn = self.turn(name).await?;
         self.api().delete_collection(name).await.map_err(store_error)
     }
 
-    async fn upsert(&self, name: &CollectionName, batch: DocumentBatch) -> Result<(), StoreError> {
+    async fn upsert(&self, name: &CollectionName, batch: DocumentBatch) -> Result<(), StorageError> {
         let documents = tokio::task::spawn_blocking(move || batch.normalised())
             .await
-            .map_err(|error| StoreError::Failed(Box::new(error)))?;
+            .map_err(|error| StorageError::Failed(Box::new(error)))?;
         self.write(name, documents).await
     }
 
@@ -405,7 +409,7 @@ impl Store for ChromaStore {
         &self,
         name: &CollectionName,
         ids: &[DocumentId],
-    ) -> Result<Vec<Document>, StoreError> {
+    ) -> Result<Vec<Document>, StorageError> {
         let record = self.api().collection(name).await.map_err(store_error)?;
         let ids: Vec<String> = ids.iter().map(|id| id.as_str().to_owned()).collect();
         let found = self.chroma.documents_by_id(&record, &ids).await;
@@ -416,7 +420,7 @@ impl Store for ChromaStore {
         &self,
         name: &CollectionName,
         ids: &[DocumentId],
-    ) -> Result<Vec<(DocumentId, Option<ModelIdentity>)>, StoreError> {
+    ) -> Result<Vec<(DocumentId, Option<ModelIdentity>)>, StorageError> {
         let record = self.api().collection(name).await.map_err(store_error)?;
         let mut found = Vec::with_capacity(ids.len());
         for ids in ids.chunks(TEXT_PAGE) {
@@ -443,47 +447,51 @@ impl Store for ChromaStore {
         name: &CollectionName,
         filter: &Filter,
         page: Page,
-    ) -> Result<DocumentPage, StoreError> {
+    ) -> Result<DocumentPage, StorageError> {
         self.chroma.page(name, filter, page).await.map_err(store_error)
     }
 
-    async fn delete_documents(&self, name: &CollectionName, selection: Selection) -> Result<u64, StoreError> {
+    async fn delete_documents(
+        &self,
+        name: &CollectionName,
+        selection: Selection,
+    ) -> Result<u64, StorageError> {
         let _turn = self.turn(name).await?;
         self.chroma.delete(name, selection).await.map_err(store_error)
     }
 
-    async fn empty(&self, name: &CollectionName) -> Result<u64, StoreError> {
+    async fn empty(&self, name: &CollectionName) -> Result<u64, StorageError> {
         let _turn = self.turn(name).await?;
         let record = self.api().collection(name).await.map_err(store_error)?;
         self.api().delete_all(&record).await.map_err(store_error)
     }
 
-    async fn metadata_values(&self, name: &CollectionName, field: &str) -> Result<Vec<Value>, StoreError> {
+    async fn metadata_values(&self, name: &CollectionName, field: &str) -> Result<Vec<Value>, StorageError> {
         self.chroma.values(name, field).await.map_err(store_error)
     }
 
-    async fn search(
-        &self,
-        name: &CollectionName,
-        request: SearchRequest,
-    ) -> Result<SearchOutcome, StoreError> {
+    async fn search(&self, name: &CollectionName, request: StorageQuery) -> Result<SearchHits, StorageError> {
         self.find(name, request).await
     }
 
-    async fn export(&self, name: &CollectionName, range: MovedRange) -> Result<MovedPage, StoreError> {
+    async fn export(&self, name: &CollectionName, range: ExportRange) -> Result<ExportPage, StorageError> {
         self.export_page(name, range).await.map_err(store_error)
     }
 
-    async fn import(&self, name: &CollectionName, documents: Vec<MovedDocument>) -> Result<(), StoreError> {
+    async fn import(
+        &self,
+        name: &CollectionName,
+        documents: Vec<ExportedDocument>,
+    ) -> Result<(), StorageError> {
         self.write(name, documents).await
     }
 
-    async fn health(&self) -> Result<StoreHealth, StoreError> {
+    async fn health(&self) -> Result<StorageHealth, StorageError> {
         let records = self.api().probe(PROBE).await.map_err(store_error)?;
         let shown = records
             .iter()
             .filter(|record| !record.described.name.is_internal());
-        Ok(StoreHealth {
+        Ok(StorageHealth {
             collections: shown.count() as u64,
             storage_bytes: 0,
             engine: Some(ENGINE),

@@ -9,7 +9,7 @@ use ragstone_core::document::NewDocument;
 use ragstone_core::error::InvalidInput;
 use ragstone_core::model::{EmbedInput, Role};
 use ragstone_core::provider::ProviderError;
-use ragstone_core::store::{Selection, StoreError};
+use ragstone_core::storage::{Selection, StorageError};
 use ragstone_core::vector::normalise;
 use ragstone_core::{CollectionName, Document, DocumentId, Filter, Metadata};
 use serde_json::{Value, json};
@@ -241,7 +241,7 @@ pub(super) fn check_width(
     if expected == actual {
         return Ok(());
     }
-    let mismatch = StoreError::DimensionMismatch {
+    let mismatch = StorageError::DimensionMismatch {
         collection: name.clone(),
         expected,
         actual,

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use ragstone_core::conversation::QueryVariant;
 use ragstone_core::document::{Added, NewDocument};
 use ragstone_core::provider::{Health, Reranked};
-use ragstone_core::store::{DocumentPage, MetadataUpdate, Page, Selection};
+use ragstone_core::storage::{DocumentPage, MetadataUpdate, Page, Selection};
 use ragstone_core::{Collection, Filter};
 use serde_json::Value;
 

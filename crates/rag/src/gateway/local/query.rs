@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ragstone_core::document::{Document, Metadata};
 use ragstone_core::error::InvalidInput;
-use ragstone_core::fusion::{FusionWeights, StageRank};
+use ragstone_core::fusion::{FusionWeights, Rank};
 use ragstone_core::provider::{ProviderAnswer, ProviderHit, ProviderQuery};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -117,7 +117,7 @@ pub(super) fn answer(answer: Answer, query: &Query, explain: Explain) -> Provide
 
 fn provider_hit(place: usize, hit: Hit, explain: Explain) -> ProviderHit {
     let mut extra = Metadata::new();
-    if let Some(stage) = hit.trail.keyword {
+    if let Some(stage) = hit.ranks.keyword {
         extra.insert("keyword_score".into(), stage.score.into());
     }
     if let Some(reranked) = hit.rerank {
@@ -134,14 +134,14 @@ fn provider_hit(place: usize, hit: Hit, explain: Explain) -> ProviderHit {
         );
     }
     if explain == Explain::Yes {
-        let rerank = hit.rerank.map(|reranked| StageRank {
+        let rerank = hit.rerank.map(|reranked| Rank {
             rank: place + 1,
             score: reranked.score.into(),
         });
         let stages = [
-            ("dense", hit.trail.dense),
-            ("keyword", hit.trail.keyword),
-            ("fused", hit.trail.fused),
+            ("dense", hit.ranks.dense),
+            ("keyword", hit.ranks.keyword),
+            ("fused", hit.ranks.fused),
             ("rerank", rerank),
         ];
         let places: Metadata = stages

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use ragstone_core::collection::shorten;
 use ragstone_core::document::{Document, DocumentId, Metadata};
-use ragstone_core::store::StoreError;
+use ragstone_core::storage::StorageError;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -228,7 +228,7 @@ impl Preparation {
         source: &str,
         sections: &[String],
         chunks: &[Vec<Chunk>],
-    ) -> Result<Vec<Existing>, StoreError> {
+    ) -> Result<Vec<Existing>, StorageError> {
         let mut existing = vec![Existing::new(); sections.len()];
         let mut wanted: Vec<(usize, Range<usize>)> = chunks
             .iter()

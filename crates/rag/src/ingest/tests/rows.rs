@@ -7,7 +7,7 @@ use std::time::Duration;
 use ragstone_core::CollectionName;
 use ragstone_core::document::DocumentId;
 use ragstone_core::filter::Filter;
-use ragstone_core::store::Page;
+use ragstone_core::storage::Page;
 use serde_json::{Value, json};
 
 use super::WordModel;

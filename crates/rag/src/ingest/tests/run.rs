@@ -7,7 +7,7 @@ use ragstone_core::collection::CollectionName;
 use ragstone_core::document::{Document, DocumentId, Metadata};
 use ragstone_core::filter::Filter;
 use ragstone_core::model::Embedder;
-use ragstone_core::store::{DocumentBatch, Page, Selection, StoredDocument};
+use ragstone_core::storage::{DocumentBatch, Page, Selection, StoredDocument};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 

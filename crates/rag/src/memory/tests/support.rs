@@ -11,9 +11,9 @@ use ragstone_core::model::{
     CallLimits, EmbedInput, Embedder, Embedding, ModelError, ModelIdentity, ModelInfo, Role,
 };
 use ragstone_core::records::{Applied, Millis, Record, RecordChange, RecordCounts, RecordRange, Records};
-use ragstone_core::store::{
-    DocumentBatch, DocumentPage, MetadataUpdate, MovedDocument, MovedPage, MovedRange, Page, SearchOutcome,
-    SearchRequest, Selection, Store, StoreError, StoreHealth,
+use ragstone_core::storage::{
+    DocumentBatch, DocumentPage, ExportPage, ExportRange, ExportedDocument, MetadataUpdate, Page, SearchHits,
+    Selection, Storage, StorageError, StorageHealth, StorageQuery,
 };
 use ragstone_store::{SqliteStore, StoreOptions};
 use serde_json::Value;
@@ -235,7 +235,7 @@ impl Home {
                 .into_iter()
                 .map(|document| document.id.into_string())
                 .collect(),
-            Err(StoreError::CollectionNotFound(_)) => Vec::new(),
+            Err(StorageError::CollectionNotFound(_)) => Vec::new(),
             Err(error) => panic!("{error}"),
         }
     }
@@ -283,22 +283,22 @@ pub(super) struct FrozenRecords {
 
 #[async_trait]
 impl Records for FrozenRecords {
-    async fn apply(&self, changes: Vec<RecordChange>) -> Result<Vec<Applied>, StoreError> {
+    async fn apply(&self, changes: Vec<RecordChange>) -> Result<Vec<Applied>, StorageError> {
         if self.frozen.load(Ordering::Relaxed) {
-            return Err(StoreError::Failed("the disk is gone".into()));
+            return Err(StorageError::Failed("the disk is gone".into()));
         }
         self.records.apply(changes).await
     }
-    async fn get(&self, kind: &str, keys: &[String]) -> Result<Vec<Record>, StoreError> {
+    async fn get(&self, kind: &str, keys: &[String]) -> Result<Vec<Record>, StorageError> {
         self.records.get(kind, keys).await
     }
-    async fn list(&self, kind: &str, range: RecordRange) -> Result<Vec<Record>, StoreError> {
+    async fn list(&self, kind: &str, range: RecordRange) -> Result<Vec<Record>, StorageError> {
         self.records.list(kind, range).await
     }
-    async fn counts(&self, kind: &str) -> Result<RecordCounts, StoreError> {
+    async fn counts(&self, kind: &str) -> Result<RecordCounts, StorageError> {
         self.records.counts(kind).await
     }
-    async fn due(&self, kind: &str, limit: usize, now: Millis) -> Result<Vec<Record>, StoreError> {
+    async fn due(&self, kind: &str, limit: usize, now: Millis) -> Result<Vec<Record>, StorageError> {
         self.records.due(kind, limit, now).await
     }
     async fn claim(
@@ -307,7 +307,7 @@ impl Records for FrozenRecords {
         limit: usize,
         now: Millis,
         lease_until: Millis,
-    ) -> Result<Vec<Record>, StoreError> {
+    ) -> Result<Vec<Record>, StorageError> {
         self.records.claim(kind, limit, now, lease_until).await
     }
 }
@@ -322,17 +322,13 @@ pub(super) struct WatchedStore {
 }
 
 #[async_trait]
-impl Store for WatchedStore {
-    async fn search(
-        &self,
-        name: &CollectionName,
-        request: SearchRequest,
-    ) -> Result<SearchOutcome, StoreError> {
+impl Storage for WatchedStore {
+    async fn search(&self, name: &CollectionName, request: StorageQuery) -> Result<SearchHits, StorageError> {
         if let Some(meeting) = &self.meeting {
             meeting.wait().await;
         }
         if self.broken.as_ref() == Some(name) {
-            return Err(StoreError::Failed("the disk is on fire".into()));
+            return Err(StorageError::Failed("the disk is on fire".into()));
         }
         self.inner.search(name, request).await
     }
@@ -341,16 +337,16 @@ impl Store for WatchedStore {
         &self,
         name: &CollectionName,
         metadata: Metadata,
-    ) -> Result<Collection, StoreError> {
+    ) -> Result<Collection, StorageError> {
         self.inner.create_collection(name, metadata).await
     }
-    async fn collections(&self) -> Result<Vec<Collection>, StoreError> {
+    async fn collections(&self) -> Result<Vec<Collection>, StorageError> {
         self.inner.collections().await
     }
-    async fn collection(&self, name: &CollectionName) -> Result<Collection, StoreError> {
+    async fn collection(&self, name: &CollectionName) -> Result<Collection, StorageError> {
         self.inner.collection(name).await
     }
-    async fn vector_models(&self, name: &CollectionName) -> Result<Vec<ModelIdentity>, StoreError> {
+    async fn vector_models(&self, name: &CollectionName) -> Result<Vec<ModelIdentity>, StorageError> {
         self.inner.vector_models(name).await
     }
     async fn update_metadata(
@@ -358,18 +354,18 @@ impl Store for WatchedStore {
         name: &CollectionName,
         metadata: Metadata,
         update: MetadataUpdate,
-    ) -> Result<Metadata, StoreError> {
+    ) -> Result<Metadata, StorageError> {
         self.inner.update_metadata(name, metadata, update).await
     }
-    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StoreError> {
+    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StorageError> {
         self.inner.delete_collection(name).await
     }
-    async fn upsert(&self, name: &CollectionName, batch: DocumentBatch) -> Result<(), StoreError> {
+    async fn upsert(&self, name: &CollectionName, batch: DocumentBatch) -> Result<(), StorageError> {
         let left = self
             .away
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
         if left.is_ok() {
-            return Err(StoreError::Unavailable {
+            return Err(StorageError::Unavailable {
                 message: "the engine is away".to_owned(),
                 retry_after: Duration::from_millis(1),
             });
@@ -380,14 +376,14 @@ impl Store for WatchedStore {
         &self,
         name: &CollectionName,
         ids: &[DocumentId],
-    ) -> Result<Vec<Document>, StoreError> {
+    ) -> Result<Vec<Document>, StorageError> {
         self.inner.documents_by_id(name, ids).await
     }
     async fn models_by_id(
         &self,
         name: &CollectionName,
         ids: &[DocumentId],
-    ) -> Result<Vec<(DocumentId, Option<ModelIdentity>)>, StoreError> {
+    ) -> Result<Vec<(DocumentId, Option<ModelIdentity>)>, StorageError> {
         self.inner.models_by_id(name, ids).await
     }
     async fn documents(
@@ -395,25 +391,33 @@ impl Store for WatchedStore {
         name: &CollectionName,
         filter: &Filter,
         page: Page,
-    ) -> Result<DocumentPage, StoreError> {
+    ) -> Result<DocumentPage, StorageError> {
         self.inner.documents(name, filter, page).await
     }
-    async fn delete_documents(&self, name: &CollectionName, selection: Selection) -> Result<u64, StoreError> {
+    async fn delete_documents(
+        &self,
+        name: &CollectionName,
+        selection: Selection,
+    ) -> Result<u64, StorageError> {
         self.inner.delete_documents(name, selection).await
     }
-    async fn empty(&self, name: &CollectionName) -> Result<u64, StoreError> {
+    async fn empty(&self, name: &CollectionName) -> Result<u64, StorageError> {
         self.inner.empty(name).await
     }
-    async fn metadata_values(&self, name: &CollectionName, field: &str) -> Result<Vec<Value>, StoreError> {
+    async fn metadata_values(&self, name: &CollectionName, field: &str) -> Result<Vec<Value>, StorageError> {
         self.inner.metadata_values(name, field).await
     }
-    async fn export(&self, name: &CollectionName, range: MovedRange) -> Result<MovedPage, StoreError> {
+    async fn export(&self, name: &CollectionName, range: ExportRange) -> Result<ExportPage, StorageError> {
         self.inner.export(name, range).await
     }
-    async fn import(&self, name: &CollectionName, documents: Vec<MovedDocument>) -> Result<(), StoreError> {
+    async fn import(
+        &self,
+        name: &CollectionName,
+        documents: Vec<ExportedDocument>,
+    ) -> Result<(), StorageError> {
         self.inner.import(name, documents).await
     }
-    async fn health(&self) -> Result<StoreHealth, StoreError> {
+    async fn health(&self) -> Result<StorageHealth, StorageError> {
         self.inner.health().await
     }
 }

@@ -8,7 +8,9 @@ use anyhow::Context;
 use async_trait::async_trait;
 use clap::Args;
 use ragstone_core::provider::CallError;
-use ragstone_core::store::{KeptVectors, MovedDocument, MovedPage, MovedRange, Place, Store, StoreError};
+use ragstone_core::storage::{
+    Cursor, ExportPage, ExportRange, ExportedDocument, Storage, StorageError, VectorPrecision,
+};
 use ragstone_core::{Collection, CollectionName, Metadata};
 use ragstone_providers::http::{Call, Repeat, ServiceClient};
 use ragstone_rag::moving::{DocumentLine, Peer, StorePeer, read_documents};
@@ -202,9 +204,9 @@ struct ImportBody<'a> {
 }
 
 impl CollectionAnswer {
-    fn read(self) -> Result<Collection, StoreError> {
+    fn read(self) -> Result<Collection, StorageError> {
         Ok(Collection {
-            name: CollectionName::parse(self.name).map_err(|error| StoreError::Failed(error.into()))?,
+            name: CollectionName::parse(self.name).map_err(|error| StorageError::Failed(error.into()))?,
             count: self.count,
             metadata: self.metadata,
             dimensions: None,
@@ -214,7 +216,7 @@ impl CollectionAnswer {
 
 #[async_trait]
 impl Peer for Server {
-    async fn collections(&self) -> Result<Vec<Collection>, StoreError> {
+    async fn collections(&self) -> Result<Vec<Collection>, StorageError> {
         let list: ListAnswer = self
             .client
             .call_json(Call::get("collections"))
@@ -223,17 +225,17 @@ impl Peer for Server {
         list.collections.into_iter().map(CollectionAnswer::read).collect()
     }
 
-    async fn collection(&self, name: &CollectionName) -> Result<Collection, StoreError> {
+    async fn collection(&self, name: &CollectionName) -> Result<Collection, StorageError> {
         let call = Call::get(format!("collections/{name}"));
         let mut collection = match self.client.call_json::<CollectionAnswer>(call).await {
             Ok(answer) => answer.read()?,
             Err(error) if error.status() == Some(404) => {
-                return Err(StoreError::CollectionNotFound(name.clone()));
+                return Err(StorageError::CollectionNotFound(name.clone()));
             }
             Err(error) => return Err(self.explain(error)),
         };
         if collection.count > 0 {
-            let first = MovedRange {
+            let first = ExportRange {
                 after: None,
                 limit: 1,
             };
@@ -243,7 +245,7 @@ impl Peer for Server {
         Ok(collection)
     }
 
-    async fn create_collection(&self, name: &CollectionName, metadata: Metadata) -> Result<(), StoreError> {
+    async fn create_collection(&self, name: &CollectionName, metadata: Metadata) -> Result<(), StorageError> {
         let call = Call::post("collections")
             .json(&json!({"name": name.as_str(), "metadata": metadata}))
             .repeat(Repeat::IfUnprocessed);
@@ -254,16 +256,16 @@ impl Peer for Server {
             .map_err(|error| self.explain(error))
     }
 
-    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StoreError> {
+    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StorageError> {
         let call = Call::delete(format!("collections/{name}"));
         let deleted = self.client.call(call).await;
         deleted.map(|_| ()).map_err(|error| self.explain(error))
     }
 
-    async fn export(&self, name: &CollectionName, range: MovedRange) -> Result<MovedPage, StoreError> {
+    async fn export(&self, name: &CollectionName, range: ExportRange) -> Result<ExportPage, StorageError> {
         let mut call =
             Call::get(format!("collections/{name}/export")).query("limit", range.limit.to_string());
-        if let Some(Place(after)) = range.after {
+        if let Some(Cursor(after)) = range.after {
             call = call.query("after", after.to_string());
         }
         let page: PageAnswer = self
@@ -271,26 +273,30 @@ impl Peer for Server {
             .call_json(call)
             .await
             .map_err(|error| self.explain(error))?;
-        Ok(MovedPage {
-            documents: read_documents(page.documents).map_err(|error| StoreError::Failed(error.into()))?,
-            last: page.last.map(Place),
+        Ok(ExportPage {
+            documents: read_documents(page.documents).map_err(|error| StorageError::Failed(error.into()))?,
+            last: page.last.map(Cursor),
             more: page.more,
         })
     }
 
-    async fn vectors(&self) -> Result<KeptVectors, StoreError> {
+    async fn vectors(&self) -> Result<VectorPrecision, StorageError> {
         let health: Value = self
             .client
             .call_json(Call::get("health"))
             .await
             .map_err(|error| self.explain(error))?;
         Ok(match health.pointer("/store/rounds_vectors") {
-            Some(Value::Bool(true)) => KeptVectors::Rounded,
-            _ => KeptVectors::Exactly,
+            Some(Value::Bool(true)) => VectorPrecision::Rounded,
+            _ => VectorPrecision::Exact,
         })
     }
 
-    async fn import(&self, name: &CollectionName, documents: Vec<MovedDocument>) -> Result<(), StoreError> {
+    async fn import(
+        &self,
+        name: &CollectionName,
+        documents: Vec<ExportedDocument>,
+    ) -> Result<(), StorageError> {
         let body = ImportBody {
             documents: documents.iter().map(DocumentLine::from).collect(),
         };
@@ -305,17 +311,17 @@ impl Peer for Server {
 
 impl Server {
     /// What the server said, or why it said nothing. Calls were repeated already where that may help.
-    fn explain(&self, error: CallError) -> StoreError {
+    fn explain(&self, error: CallError) -> StorageError {
         match error {
-            CallError::Answered(answer) if answer.status == 503 => StoreError::Unavailable {
+            CallError::Answered(answer) if answer.status == 503 => StorageError::Unavailable {
                 retry_after: answer.retry_after.unwrap_or(Duration::from_secs(1)),
                 message: answer.message().unwrap_or_default(),
             },
-            CallError::Answered(answer) => StoreError::Unsupported(refusal(&answer, &self.keys)),
+            CallError::Answered(answer) => StorageError::Unsupported(refusal(&answer, &self.keys)),
             CallError::Unreachable { reason, .. } => {
-                StoreError::Unsupported(format!("no server answers at {}: {reason}", self.url))
+                StorageError::Unsupported(format!("no server answers at {}: {reason}", self.url))
             }
-            other => StoreError::Unsupported(format!("{}: {other}", self.url)),
+            other => StorageError::Unsupported(format!("{}: {other}", self.url)),
         }
     }
 }

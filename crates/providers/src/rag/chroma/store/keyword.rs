@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use ragstone_core::analysis::{QueryTerm, analyze_document, analyze_query};
 use ragstone_core::bm25::{Bm25, idf};
 use ragstone_core::provider::ProviderError;
-use ragstone_core::store::SearchRequest;
+use ragstone_core::storage::StorageQuery;
 use ragstone_core::{Document, DocumentId};
 
 use super::super::api::CollectionRecord;
@@ -37,7 +37,7 @@ impl ChromaStore {
         &self,
         record: &CollectionRecord,
         text: &str,
-        request: &SearchRequest,
+        request: &StorageQuery,
     ) -> Result<Words, ProviderError> {
         let name = &record.described.name;
         let count = self.api().count(record).await?;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use futures::FutureExt;
 use ragstone_core::CollectionName;
 use ragstone_core::provider::ProviderError;
-use ragstone_core::store::StoreError;
+use ragstone_core::storage::StorageError;
 
 use super::super::api::CollectionRecord;
 use super::{ChromaStore, store_error};
@@ -44,7 +44,7 @@ impl ChromaStore {
         &self,
         name: &CollectionName,
         question: impl Fn(Arc<CollectionRecord>) -> Answer,
-    ) -> Result<(Arc<CollectionRecord>, T), StoreError>
+    ) -> Result<(Arc<CollectionRecord>, T), StorageError>
     where
         Answer: Future<Output = Result<T, ProviderError>>,
     {

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ragstone_core::filter::{Filter, Scalar};
-use ragstone_core::fusion::{RankTrail, StageRank, fuse};
+use ragstone_core::fusion::{HitRanks, Rank, fuse};
 use ragstone_core::provider::ProviderError;
 use ragstone_core::siblings::{Gathering, in_document_order};
-use ragstone_core::store::{
-    Page, SearchHit, SearchOutcome, SearchRequest, SiblingsRequest, StageTime, Store, StoreError,
+use ragstone_core::storage::{
+    Page, SearchHit, SearchHits, SiblingsRequest, StageTime, Storage, StorageError, StorageQuery,
 };
 use ragstone_core::vector::normalise;
 use ragstone_core::{CollectionName, Document};
@@ -28,8 +28,8 @@ impl ChromaStore {
     pub(super) async fn find(
         &self,
         name: &CollectionName,
-        mut request: SearchRequest,
-    ) -> Result<SearchOutcome, StoreError> {
+        mut request: StorageQuery,
+    ) -> Result<SearchHits, StorageError> {
         if let Some(vector) = &mut request.vector {
             // Chroma loses the direction of very large and very small numbers.
             normalise(vector);
@@ -42,7 +42,7 @@ impl ChromaStore {
             siblings_cut = self.expand(name, request, &mut hits).await?;
             note(&mut stages, "expand", start);
         }
-        Ok(SearchOutcome {
+        Ok(SearchHits {
             hits,
             metadata: record.described.metadata.clone(),
             siblings_cut,
@@ -57,7 +57,7 @@ impl ChromaStore {
         name: &CollectionName,
         request: &SiblingsRequest,
         hits: &mut [SearchHit],
-    ) -> Result<bool, StoreError> {
+    ) -> Result<bool, StorageError> {
         let mut gathering = Gathering::new(&request.expand, request.max_bytes);
         let mut sections: HashMap<Scalar, Vec<Arc<Document>>> = HashMap::new();
         for hit in hits {
@@ -76,7 +76,7 @@ impl ChromaStore {
 
     /// All that share a value, or the first of very many: ChromaDB does not tell where among them a
     /// document stands.
-    async fn section(&self, name: &CollectionName, filter: &Filter) -> Result<Vec<Document>, StoreError> {
+    async fn section(&self, name: &CollectionName, filter: &Filter) -> Result<Vec<Document>, StorageError> {
         let mut members = Vec::new();
         while members.len() < LARGEST_SECTION {
             let page = Page {
@@ -96,7 +96,7 @@ impl ChromaStore {
     async fn ranked(
         &self,
         record: Arc<CollectionRecord>,
-        request: &SearchRequest,
+        request: &StorageQuery,
     ) -> Result<(Vec<SearchHit>, Vec<StageTime>), ProviderError> {
         let record = record.as_ref();
         if request.limit == 0 || !self.is_comparable(record, request.vector.as_deref()).await? {
@@ -109,7 +109,7 @@ impl ChromaStore {
     async fn ranked_by(
         &self,
         record: &CollectionRecord,
-        request: &SearchRequest,
+        request: &StorageQuery,
     ) -> Result<(Vec<SearchHit>, Vec<StageTime>), ProviderError> {
         let mut stages = Vec::new();
         let hits = match (&request.vector, &request.text) {
@@ -137,18 +137,18 @@ impl ChromaStore {
         if self.api().count(record).await? == 0 {
             return Ok(false);
         }
-        let mismatch = StoreError::DimensionMismatch {
+        let mismatch = StorageError::DimensionMismatch {
             collection: record.described.name.clone(),
             expected,
             actual,
         };
-        Err(ProviderError::Store(mismatch))
+        Err(ProviderError::Storage(mismatch))
     }
 
     async fn by_meaning(
         &self,
         record: &CollectionRecord,
-        request: &SearchRequest,
+        request: &StorageQuery,
         vector: &[f32],
         stages: &mut Vec<StageTime>,
     ) -> Result<Vec<SearchHit>, ProviderError> {
@@ -159,12 +159,12 @@ impl ChromaStore {
             .map(|(place, Found { document, distance })| SearchHit {
                 document,
                 distance: Some(distance),
-                trail: RankTrail {
-                    dense: Some(StageRank {
+                ranks: HitRanks {
+                    dense: Some(Rank {
                         rank: place + 1,
                         score: dense_score(distance),
                     }),
-                    ..RankTrail::default()
+                    ..HitRanks::default()
                 },
                 siblings: None,
             })
@@ -174,7 +174,7 @@ impl ChromaStore {
     async fn near(
         &self,
         record: &CollectionRecord,
-        request: &SearchRequest,
+        request: &StorageQuery,
         vector: &[f32],
         depth: usize,
         stages: &mut Vec<StageTime>,
@@ -195,7 +195,7 @@ impl ChromaStore {
     async fn by_words(
         &self,
         record: &CollectionRecord,
-        request: &SearchRequest,
+        request: &StorageQuery,
         text: &str,
         stages: &mut Vec<StageTime>,
     ) -> Result<Vec<SearchHit>, ProviderError> {
@@ -205,15 +205,15 @@ impl ChromaStore {
         note(stages, "keyword", start);
         let start = Instant::now();
         let best = words.ranked.iter().enumerate().map(|(rank, (place, score))| {
-            let keyword = Some(StageRank {
+            let keyword = Some(Rank {
                 rank: rank + 1,
                 score: *score,
             });
-            let trail = RankTrail {
+            let ranks = HitRanks {
                 keyword,
-                ..RankTrail::default()
+                ..HitRanks::default()
             };
-            (*place, trail)
+            (*place, ranks)
         });
         let hits = self
             .fetched(record, &words.ids, best.collect(), &HashMap::new())
@@ -225,7 +225,7 @@ impl ChromaStore {
     async fn by_both(
         &self,
         record: &CollectionRecord,
-        request: &SearchRequest,
+        request: &StorageQuery,
         vector: &[f32],
         text: &str,
         stages: &mut Vec<StageTime>,
@@ -279,7 +279,7 @@ impl ChromaStore {
         &self,
         record: &CollectionRecord,
         ids: &[String],
-        best: Vec<(u32, RankTrail)>,
+        best: Vec<(u32, HitRanks)>,
         distances: &HashMap<u32, f32>,
     ) -> Result<Vec<SearchHit>, ProviderError> {
         let id_of = |place: u32| ids.get(place as usize).cloned();
@@ -291,11 +291,11 @@ impl ChromaStore {
             .collect();
         Ok(best
             .into_iter()
-            .filter_map(|(place, trail)| {
+            .filter_map(|(place, ranks)| {
                 Some(SearchHit {
                     document: documents.remove(&id_of(place)?)?,
                     distance: distances.get(&place).copied(),
-                    trail,
+                    ranks,
                     siblings: None,
                 })
             })

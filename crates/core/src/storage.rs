@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::collection::{Collection, CollectionName};
 use crate::document::{Document, DocumentId, Metadata};
 use crate::filter::Filter;
-use crate::fusion::{FusionWeights, RankTrail};
+use crate::fusion::{FusionWeights, HitRanks};
 use crate::model::ModelIdentity;
 use crate::siblings::Expand;
 use crate::vector::normalise;
@@ -23,22 +23,22 @@ use crate::vector::normalise;
 ///   for a writer.
 /// * Documents have an order: that of their first insertion. Replacing a document keeps its place.
 #[async_trait]
-pub trait Store: Send + Sync {
+pub trait Storage: Send + Sync {
     async fn create_collection(
         &self,
         name: &CollectionName,
         metadata: Metadata,
-    ) -> Result<Collection, StoreError>;
+    ) -> Result<Collection, StorageError>;
 
     /// All collections, by name.
-    async fn collections(&self) -> Result<Vec<Collection>, StoreError>;
+    async fn collections(&self) -> Result<Vec<Collection>, StorageError>;
 
-    async fn collection(&self, name: &CollectionName) -> Result<Collection, StoreError>;
+    async fn collection(&self, name: &CollectionName) -> Result<Collection, StorageError>;
 
     /// The models that made the vectors of the first and of the last document, each once; vectors
     /// that clients brought have none. Adding texts never mixes models, so only a collection that is
     /// being ingested anew, or was imported so, can hold others.
-    async fn vector_models(&self, name: &CollectionName) -> Result<Vec<ModelIdentity>, StoreError>;
+    async fn vector_models(&self, name: &CollectionName) -> Result<Vec<ModelIdentity>, StorageError>;
 
     /// Returns the metadata as it now stands.
     async fn update_metadata(
@@ -46,15 +46,19 @@ pub trait Store: Send + Sync {
         name: &CollectionName,
         metadata: Metadata,
         update: MetadataUpdate,
-    ) -> Result<Metadata, StoreError>;
+    ) -> Result<Metadata, StorageError>;
 
-    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StoreError>;
+    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StorageError>;
 
     /// Adds documents, replacing those whose id exists. All vectors have one width, which is or
     /// becomes that of the collection. Ids are distinct.
-    async fn upsert(&self, name: &CollectionName, batch: DocumentBatch) -> Result<(), StoreError>;
+    async fn upsert(&self, name: &CollectionName, batch: DocumentBatch) -> Result<(), StorageError>;
 
-    async fn document(&self, name: &CollectionName, id: &DocumentId) -> Result<Option<Document>, StoreError> {
+    async fn document(
+        &self,
+        name: &CollectionName,
+        id: &DocumentId,
+    ) -> Result<Option<Document>, StorageError> {
         let found = self.documents_by_id(name, std::slice::from_ref(id)).await?;
         Ok(found.into_iter().next())
     }
@@ -64,7 +68,7 @@ pub trait Store: Send + Sync {
         &self,
         name: &CollectionName,
         ids: &[DocumentId],
-    ) -> Result<Vec<Document>, StoreError>;
+    ) -> Result<Vec<Document>, StorageError>;
 
     /// What made the vectors of those of these documents that are there, in no particular order;
     /// `None` where a client brought the vector.
@@ -72,7 +76,7 @@ pub trait Store: Send + Sync {
         &self,
         name: &CollectionName,
         ids: &[DocumentId],
-    ) -> Result<Vec<(DocumentId, Option<ModelIdentity>)>, StoreError>;
+    ) -> Result<Vec<(DocumentId, Option<ModelIdentity>)>, StorageError>;
 
     /// One page of the documents that match, in order, and how many match in all.
     async fn documents(
@@ -80,40 +84,44 @@ pub trait Store: Send + Sync {
         name: &CollectionName,
         filter: &Filter,
         page: Page,
-    ) -> Result<DocumentPage, StoreError>;
+    ) -> Result<DocumentPage, StorageError>;
 
     /// Returns how many were really there.
-    async fn delete_documents(&self, name: &CollectionName, selection: Selection) -> Result<u64, StoreError>;
+    async fn delete_documents(
+        &self,
+        name: &CollectionName,
+        selection: Selection,
+    ) -> Result<u64, StorageError>;
 
     /// Deletes every document, keeps the collection and its metadata, and returns how many there were.
-    async fn empty(&self, name: &CollectionName) -> Result<u64, StoreError>;
+    async fn empty(&self, name: &CollectionName) -> Result<u64, StorageError>;
 
     /// The distinct scalars of a field: null, false, true, numbers ascending, then strings ascending.
     /// A list counts with each of its scalars.
-    async fn metadata_values(&self, name: &CollectionName, field: &str) -> Result<Vec<Value>, StoreError>;
+    async fn metadata_values(&self, name: &CollectionName, field: &str) -> Result<Vec<Value>, StorageError>;
 
     /// The best `limit` of the documents that match the filter, however few match.
-    async fn search(
-        &self,
-        name: &CollectionName,
-        request: SearchRequest,
-    ) -> Result<SearchOutcome, StoreError>;
+    async fn search(&self, name: &CollectionName, request: StorageQuery) -> Result<SearchHits, StorageError>;
 
     /// Documents with all that is kept of them, in order. Fewer than the limit may be given although
-    /// more follow, where they are large; [`MovedPage::more`] tells.
+    /// more follow, where they are large; [`ExportPage::more`] tells.
     ///
     /// Each page is of one state, the pages together need not be: a document that is there from the
     /// first page to the last is given exactly once, as it is when its page is read; one that is
     /// added or deleted in between may be given or not.
-    async fn export(&self, name: &CollectionName, range: MovedRange) -> Result<MovedPage, StoreError>;
+    async fn export(&self, name: &CollectionName, range: ExportRange) -> Result<ExportPage, StorageError>;
 
     /// Adds documents as another store gave them, replacing those whose id exists. What is then
     /// exported is the same, to the last bit of every vector unless [`Engine::vectors`] says
     /// otherwise. Ids are distinct, vectors of one width
     /// and of length one.
-    async fn import(&self, name: &CollectionName, documents: Vec<MovedDocument>) -> Result<(), StoreError>;
+    async fn import(
+        &self,
+        name: &CollectionName,
+        documents: Vec<ExportedDocument>,
+    ) -> Result<(), StorageError>;
 
-    async fn health(&self) -> Result<StoreHealth, StoreError>;
+    async fn health(&self) -> Result<StorageHealth, StorageError>;
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,7 +147,7 @@ pub struct StoredDocument {
 
 /// A document with all that a store keeps of it, to be moved to another one.
 #[derive(Debug, Clone, PartialEq)]
-pub struct MovedDocument {
+pub struct ExportedDocument {
     pub document: Document,
     /// Of length one, as every store keeps it.
     pub vector: Vec<f32>,
@@ -151,11 +159,11 @@ pub struct MovedDocument {
 
 impl DocumentBatch {
     /// As the documents are kept. Takes a while for many.
-    pub fn normalised(self) -> Vec<MovedDocument> {
+    pub fn normalised(self) -> Vec<ExportedDocument> {
         let Self { documents, model } = self;
         documents
             .into_iter()
-            .map(|StoredDocument { document, mut vector }| MovedDocument {
+            .map(|StoredDocument { document, mut vector }| ExportedDocument {
                 norm: normalise(&mut vector),
                 document,
                 vector,
@@ -168,20 +176,20 @@ impl DocumentBatch {
 /// Where a document stands in the order of its collection. It stays there while it is replaced, and
 /// no other document ever gets its place. Of no meaning to another store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place(pub i64);
+pub struct Cursor(pub i64);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MovedRange {
+pub struct ExportRange {
     /// Only documents behind this place; all of them where there is none.
-    pub after: Option<Place>,
+    pub after: Option<Cursor>,
     pub limit: usize,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub struct MovedPage {
-    pub documents: Vec<MovedDocument>,
+pub struct ExportPage {
+    pub documents: Vec<ExportedDocument>,
     /// The place of the last of them.
-    pub last: Option<Place>,
+    pub last: Option<Cursor>,
     /// Whether documents follow it.
     pub more: bool,
 }
@@ -207,7 +215,7 @@ pub enum Selection {
 /// Which documents come first. At least one of `vector` and `text` is given; with both, the two
 /// rankings are fused.
 #[derive(Debug, Clone, Default)]
-pub struct SearchRequest {
+pub struct StorageQuery {
     /// Rank by cosine distance to this vector.
     pub vector: Option<Vec<f32>>,
     /// Rank by BM25 of these words.
@@ -231,7 +239,7 @@ pub struct SiblingsRequest {
 }
 
 #[derive(Debug, Clone)]
-pub struct SearchOutcome {
+pub struct SearchHits {
     /// Best first.
     pub hits: Vec<SearchHit>,
     /// The collection's metadata as it stood when it was searched.
@@ -246,7 +254,7 @@ pub struct SearchHit {
     pub document: Document,
     /// Cosine distance, 0 to 2; `None` when no vector was asked for.
     pub distance: Option<f32>,
-    pub trail: RankTrail,
+    pub ranks: HitRanks,
     /// In document order, the hit itself included; `None` where none were asked for, or the hit has
     /// no value to share.
     pub siblings: Option<Vec<Arc<Document>>>,
@@ -259,7 +267,7 @@ pub struct StageTime {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StoreHealth {
+pub struct StorageHealth {
     pub collections: u64,
     /// 0 where the engine does not tell.
     pub storage_bytes: u64,
@@ -274,18 +282,18 @@ pub struct Engine {
     /// What it refuses, or promises less than the embedded store does, a sentence each.
     pub limitations: &'static [&'static str],
     /// Whether vectors come back as they were given, to the last bit.
-    pub vectors: KeptVectors,
+    pub vectors: VectorPrecision,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KeptVectors {
-    Exactly,
+pub enum VectorPrecision {
+    Exact,
     /// Their numbers may differ by a ten-millionth.
     Rounded,
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum StoreError {
+pub enum StorageError {
     #[error("Collection '{0}' not found")]
     CollectionNotFound(CollectionName),
     #[error("Collection '{0}' already exists")]
