@@ -19,6 +19,7 @@ pub mod model;
 pub mod models;
 pub mod records;
 pub mod search;
+pub mod service;
 pub mod siblings;
 pub mod storage;
 pub mod vector;

@@ -134,6 +134,11 @@ pub trait Storage: Send + Sync {
     ) -> Result<(), StorageError>;
 
     async fn health(&self) -> Result<StorageHealth, StorageError>;
+
+    /// Whether vectors come back to the last bit.
+    fn vector_precision(&self) -> VectorPrecision {
+        VectorPrecision::Exact
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

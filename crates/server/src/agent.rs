@@ -11,9 +11,11 @@ use ragstone_providers::config::{EmbeddingConfig, RagConfig};
 use ragstone_providers::{chat, embedding};
 use ragstone_rag::chat::{ContextAwareModelAdapter, ContextOptions};
 use ragstone_rag::memory::{
-    Buffer, BufferOptions, CacheLimits, Memory, Ownership, Rag, RagDefaults, check_collections,
+    Buffer, BufferOptions, Memory, Ownership, Rag, RagDefaults, check_collections,
 };
-use ragstone_rag::{Models, Service};
+use ragstone_rag::Models;
+use ragstone_search::StorageBackend;
+use ragstone_search::gateway::NamedBackend;
 
 use crate::config::{self, ConfigError, Settings};
 
@@ -37,13 +39,13 @@ pub struct Agent {
 impl Agent {
     pub async fn start(
         settings: &Settings,
-        service: &Service,
+        local: &StorageBackend,
         records: Arc<dyn Records>,
         store: Arc<dyn Storage>,
     ) -> anyhow::Result<Self> {
         check_rag(&settings.embedding.rag)?;
         let chat = chat_model(settings)?;
-        let Some((embedder, options)) = memory_embedder(settings, &service.models)? else {
+        let Some((embedder, options)) = memory_embedder(settings, &local.service().models)? else {
             tracing::info!("agent memory is not embedded: no embedding provider is configured");
             let memory = Memory::without_embedding(records, store).await?;
             return Ok(Self {
@@ -84,9 +86,9 @@ impl Agent {
         let rag = Rag::new(
             memory.clone(),
             embedder,
-            service.clone(),
+            NamedBackend::local(local.clone()),
+            local.vectors().clone(),
             defaults,
-            CacheLimits::default(),
         );
         let rag = Arc::new(rag);
         if chat.is_some() && !config.enabled {

@@ -338,7 +338,7 @@ fn api_keys(
 
 fn conversation_ttl(section: Option<&ConversationsSection>) -> Result<Duration, ConfigError> {
     match section.and_then(|section| section.ttl_seconds) {
-        None => Ok(ragstone_rag::conversations::DEFAULT_TTL),
+        None => Ok(ragstone_search::conversations::DEFAULT_TTL),
         Some(seconds @ 1..=MAX_TTL_SECONDS) => Ok(Duration::from_secs(seconds)),
         Some(_) => Err(ConfigError(format!(
             "conversations.ttlSeconds must be from 1 to {MAX_TTL_SECONDS}"

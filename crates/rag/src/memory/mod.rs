@@ -27,7 +27,7 @@ use ragstone_core::records::Millis;
 
 pub use buffer::{Buffer, BufferOptions, Ownership};
 pub use entry::{Entry, Kind};
-pub use rag::{CacheLimits, Found, Rag, RagDefaults, Retrieval, Retrieved, check_collections};
+pub use rag::{Found, Rag, RagDefaults, Retrieval, Retrieved, check_collections};
 pub use reconcile::MODEL_VERSION;
 pub use source::{EntryPage, Memory, MemoryStatus, PageRequest};
 pub use stored::{EmbeddingState, StoredEntry};

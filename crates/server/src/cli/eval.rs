@@ -15,13 +15,15 @@ use ragstone_core::records::Records;
 use ragstone_core::storage::Storage;
 use ragstone_models::config::{LocalEntry, Quantize};
 use ragstone_models::default_model;
-use ragstone_rag::conversations::{Conversations, DEFAULT_TTL};
-use ragstone_rag::evaluate::{
-    self, Corpus, Half, ModeResult, Remembered, Setting, evaluate_conversations, evaluate_mode,
+use ragstone_search::conversations::{Conversations, DEFAULT_TTL};
+use ragstone_search::evaluate::{
+    self, Corpus, Half, ModeResult, Setting, evaluate_conversations, evaluate_mode,
     read_benchmark, read_corpus, read_dialogues,
 };
-use ragstone_rag::search::Mode;
-use ragstone_rag::{Models, Service};
+use ragstone_core::models::Models;
+use ragstone_core::search::SearchMode;
+use ragstone_core::service::Service;
+use ragstone_search::{QueryVectors, StorageBackend};
 use ragstone_store::{SqliteStore, StoreOptions};
 use tempfile::TempDir;
 
@@ -109,7 +111,7 @@ pub(super) fn run(args: &EvalArgs) -> anyhow::Result<()> {
 
 /// What is measured with. The folder of the store is deleted when this is dropped.
 struct Bench {
-    service: Service,
+    backend: StorageBackend,
     store: Arc<SqliteStore>,
     collection: CollectionName,
     model: String,
@@ -120,14 +122,14 @@ async fn run_modes(args: &EvalArgs) -> anyhow::Result<()> {
     let benchmark = read_benchmark(&args.folder)?;
     let documents = benchmark.corpus.documents.len();
     let bench = bench(args, benchmark.corpus).await?;
-    let reranking = bench.service.models.reranker().is_ok();
+    let reranking = bench.backend.service().models.reranker().is_ok();
     let mut results: Vec<ModeResult> = Vec::new();
-    for mode in Mode::ALL {
+    for mode in SearchMode::ALL {
         for rerank in [false, true].into_iter().filter(|rerank| reranking || !rerank) {
             let setting = Setting { mode, rerank };
             eprintln!("{} …", show::setting_name(setting));
             let queries = &benchmark.queries;
-            let result = evaluate_mode(&bench.service, &bench.collection, queries, setting).await?;
+            let result = evaluate_mode(&bench.backend, &bench.collection, queries, setting).await?;
             if let Some(folder) = &args.runs {
                 show::write_run(folder, &result)?;
             }
@@ -152,13 +154,14 @@ async fn run_conversations(args: &EvalArgs) -> anyhow::Result<()> {
     let bench = bench(args, corpus).await?;
     let conversations = Conversations {
         records: Arc::clone(&bench.store) as Arc<dyn Records>,
-        models: Arc::clone(&bench.service.models),
+        models: Arc::clone(&bench.backend.service().models),
+        vectors: bench.backend.vectors().clone(),
         chat: None,
         ttl: DEFAULT_TTL,
     };
     eprintln!("Holding {} dialogues …", dialogues.len());
     let groups =
-        evaluate_conversations(&bench.service, &conversations, &bench.collection, &dialogues).await?;
+        evaluate_conversations(&bench.backend, &conversations, &bench.collection, &dialogues).await?;
     let facts = show::Facts {
         model: &bench.model,
         documents,
@@ -185,9 +188,12 @@ async fn bench(args: &EvalArgs, corpus: Corpus) -> anyhow::Result<Bench> {
         eprintln!("{} documents have no text and are left out.", corpus.empty);
     }
     eprintln!("Embedding {} documents …", corpus.documents.len());
-    evaluate::load(&service, &collection, corpus).await?;
+    // Modes are timed, embedding included; dialogues ask for the same few thousand texts many times.
+    let cache = if args.conversations { 1 << 30 } else { 0 };
+    let backend = StorageBackend::new(service, QueryVectors::with_capacity(cache));
+    evaluate::load(&backend, &collection, corpus).await?;
     Ok(Bench {
-        service,
+        backend,
         store,
         collection,
         model,
@@ -222,10 +228,7 @@ async fn load_models(args: &EvalArgs) -> anyhow::Result<Models> {
         normalize: None,
         quantize: args.quantize.map(Quantize::from),
     };
-    let mut embedder = startup::open_local(&engine, &hub, &entry).await?;
-    if args.conversations {
-        embedder = Arc::new(Remembered::new(embedder));
-    }
+    let embedder = startup::open_local(&engine, &hub, &entry).await?;
     let reranker = match settings.cross_encoder.as_ref().filter(|_| !args.conversations) {
         Some(choice) => startup::load_reranker(&engine, &hub, Some(choice)).await?,
         None => None,

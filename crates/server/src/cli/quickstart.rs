@@ -80,7 +80,7 @@ pub(super) async fn default_models(settings: &Settings) -> anyhow::Result<Models
 }
 
 /// Adds the sample; a second start finds it there and replaces it with itself.
-async fn load_sample(service: &Service) -> anyhow::Result<()> {
+async fn load_sample(local: &dyn Backend) -> anyhow::Result<()> {
     let name = CollectionName::parse(COLLECTION)?;
     let metadata = Metadata::from_iter([
         (EMBEDDING_MODEL.to_owned(), Value::from(MODEL_ID)),
@@ -89,11 +89,11 @@ async fn load_sample(service: &Service) -> anyhow::Result<()> {
             Value::from("A handbook of a small observatory"),
         ),
     ]);
-    match service.store.create_collection(&name, metadata).await {
-        Ok(_) | Err(StorageError::CollectionExists(_)) => {}
+    match local.create_collection(&name, metadata).await {
+        Ok(_) | Err(BackendError::CollectionExists(_)) => {}
         Err(error) => return Err(error.into()),
     }
-    let added = ragstone_rag::documents::add(service, &name, sample()?).await?;
+    let added = local.add_documents(&name, sample()?).await?;
     eprintln!("Collection '{COLLECTION}' has {} documents.", added.ids.len());
     Ok(())
 }

@@ -15,7 +15,7 @@ use ragstone_providers::embedding::{CONTRACT_TYPE, Resolution, from_config, reso
 use ragstone_providers::http::AddressRule;
 use ragstone_providers::rag::{ConnectContext, Registry};
 use ragstone_providers::{ConfigError, chat};
-use ragstone_rag::gateway::{LOCAL, check_service_name};
+use ragstone_search::gateway::{LOCAL, check_service_name};
 use ragstone_rag::ledger::probe;
 use ragstone_rag::memory::{Kind, MODEL_VERSION};
 use ragstone_store::InspectedCollection;
