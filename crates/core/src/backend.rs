@@ -132,8 +132,8 @@ pub trait Backend: Send + Sync {
     ) -> Result<(), BackendError>;
 
     /// Whether imported vectors are exported again to the last bit.
-    fn vector_precision(&self) -> VectorPrecision {
-        VectorPrecision::Exact
+    async fn vector_precision(&self) -> Result<VectorPrecision, BackendError> {
+        Ok(VectorPrecision::Exact)
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde_json::Value;
 
+use crate::backend::Health;
 use crate::call::CallError;
 use crate::collection::{Collection, CollectionName};
 use crate::document::{Document, DocumentId, Metadata};
@@ -134,6 +135,11 @@ pub trait Storage: Send + Sync {
     ) -> Result<(), StorageError>;
 
     async fn health(&self) -> Result<StorageHealth, StorageError>;
+
+    /// The health of the server behind the storage, where that server is a service of the gateway.
+    async fn service_health(&self) -> Option<Health> {
+        None
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
