@@ -11,6 +11,7 @@ pub mod chat;
 pub mod collection;
 pub mod conversation;
 pub mod document;
+pub mod document_line;
 pub mod error;
 pub mod filter;
 pub mod fusion;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde_json::Value;
 
+use crate::backend::Health;
 use crate::call::CallError;
 use crate::collection::{Collection, CollectionName};
 use crate::document::{Document, DocumentId, Metadata};
@@ -135,9 +136,9 @@ pub trait Storage: Send + Sync {
 
     async fn health(&self) -> Result<StorageHealth, StorageError>;
 
-    /// Whether vectors come back to the last bit.
-    fn vector_precision(&self) -> VectorPrecision {
-        VectorPrecision::Exact
+    /// The health of the server behind the storage, where that server is a service of the gateway.
+    async fn service_health(&self) -> Option<Health> {
+        None
     }
 }
 

@@ -8,18 +8,21 @@
 //! * [`embedding`]: embedders for OpenAI, Google and Ollama, and the client side of the embedding
 //!   service contract;
 //! * [`chat`]: chat models for OpenAI-compatible services, Anthropic, Gemini and Ollama;
-//! * [`rag`]: RAG backends behind [`ragstone_core::provider::RagProvider`], listed in a
-//!   [`rag::Registry`] with their capabilities and connection schemas.
+//! * backends, listed in a [`registry::Registry`] with their capabilities and connection schemas:
+//!   [`ragstone`], the client of our own API, and [`chroma`], storage in a ChromaDB server.
 //!
 //! [`config`] holds the structures of the configuration file that concern them.
 
 pub mod chat;
+pub mod chroma;
 pub mod config;
 pub mod embedding;
 mod error;
+mod health;
 pub mod http;
 mod model_name;
-pub mod rag;
+pub mod ragstone;
+pub mod registry;
 #[cfg(feature = "conformance")]
 pub mod testing;
 

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use ragstone_core::collection::{Collection, shorten};
 use ragstone_core::backend::{Backend, BackendError, Health, HealthStatus};
+use ragstone_core::collection::{Collection, shorten};
 use ragstone_core::service::Service;
 use ragstone_providers::ConfigError;
 use ragstone_providers::config::{Environment, ServiceConfig};
 use ragstone_providers::http::{AddressRule, NamedHost, within};
-use ragstone_providers::registry::{Connected, ConnectContext, ProviderDescription, ProviderKind, Registry};
+use ragstone_providers::registry::{ConnectContext, Connected, ProviderDescription, ProviderKind, Registry};
 use serde_json::json;
 
 use crate::storage_backend::{self, StorageBackend};

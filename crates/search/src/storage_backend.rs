@@ -15,8 +15,8 @@ use ragstone_core::filter::Filter;
 use ragstone_core::search::{SearchQuery, SearchResponse};
 use ragstone_core::service::Service;
 use ragstone_core::storage::{
-    DocumentPage, ExportPage, ExportRange, ExportedDocument, MetadataUpdate, Page, Selection,
-    StorageError, StorageHealth, VectorPrecision,
+    DocumentPage, ExportPage, ExportRange, ExportedDocument, MetadataUpdate, Page, Selection, StorageError,
+    StorageHealth, VectorPrecision,
 };
 use serde_json::{Value, json};
 
@@ -95,7 +95,15 @@ impl StorageBackend {
                 details.insert("error".into(), error.to_string().into());
             }
         }
+        details.extend(self.model_details());
+        details
+    }
+
+    /// The models of this process, as facts of a health report.
+    fn model_details(&self) -> Metadata {
+        let mut details = Metadata::new();
         let models: Vec<Value> = self
+            .service
             .models
             .embedders()
             .map(|embedder| {
@@ -124,6 +132,10 @@ impl Backend for StorageBackend {
     }
 
     async fn health(&self) -> Health {
+        if let Some(mut health) = self.service.store.service_health().await {
+            health.details.extend(self.model_details());
+            return health;
+        }
         let start = Instant::now();
         let storage = self.service.store.health().await;
         let (status, message) = match &storage {
@@ -147,7 +159,12 @@ impl Backend for StorageBackend {
         name: &CollectionName,
         metadata: Metadata,
     ) -> Result<Metadata, BackendError> {
-        Ok(self.service.store.create_collection(name, metadata).await?.metadata)
+        Ok(self
+            .service
+            .store
+            .create_collection(name, metadata)
+            .await?
+            .metadata)
     }
 
     async fn collections(&self) -> Result<Vec<Collection>, BackendError> {
@@ -261,6 +278,7 @@ impl Backend for StorageBackend {
     }
 
     async fn vector_precision(&self) -> Result<VectorPrecision, BackendError> {
-        Ok(self.service.store.vector_precision())
+        let engine = self.service.store.health().await?.engine;
+        Ok(engine.map_or(VectorPrecision::Exact, |engine| engine.vectors))
     }
 }

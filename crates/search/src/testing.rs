@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
+use ragstone_core::backend::Backend;
 use ragstone_core::model::{
     EmbedInput, Embedder, Embedding, ModelError, ModelIdentity, ModelInfo, Reranker, Role, Scored,
 };
-use ragstone_core::backend::Backend;
 use ragstone_core::models::Models;
 use ragstone_core::service::Service;
 use ragstone_core::storage::Storage;

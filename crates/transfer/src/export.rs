@@ -61,11 +61,7 @@ impl ExportFile {
             return Ok((export, Begun::Resumed { documents }));
         }
         *source = BackendSource::new(source.backend, source.name);
-        let begun = if broke_off {
-            Begun::Restarted
-        } else {
-            Begun::New
-        };
+        let begun = if broke_off { Begun::Restarted } else { Begun::New };
         let export = Self::create(path, head).map_err(cannot_write(path))?;
         Ok((export, begun))
     }

@@ -4,22 +4,13 @@
 //! they add up to, and each line between is a document. The same collection always gives the same
 //! bytes: keys are sorted, numbers are written as short as they can be read back.
 
-use std::borrow::Cow;
-use std::collections::HashMap;
-
-use ragstone_core::collection::shorten;
-use ragstone_core::document::check_vector;
 use ragstone_core::error::{InvalidInput, in_plain_words};
-use ragstone_core::model::ModelIdentity;
 use ragstone_core::storage::{ExportedDocument, VectorPrecision};
-use ragstone_core::vector::normalise;
-use ragstone_core::{Collection, Document, DocumentId, Metadata};
+use ragstone_core::{Collection, Metadata};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 const VERSION: u32 = 1;
-/// How far from one the squared length of a vector may be that is said to be of length one.
-const UNIT: f64 = 1e-3;
 
 /// What is moved.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -27,7 +27,6 @@ pub use format::{Claim, Head, Sum};
 pub use ragstone_core::document_line::{DocumentLine, read_documents};
 pub use transfer::{Transferred, transfer};
 
-
 /// Documents transferred at once.
 pub const BATCH: usize = 1000;
 
@@ -76,7 +75,7 @@ impl<'a> BackendSource<'a> {
         Self::after(backend, name, None)
     }
 
-    pub fn behind(backend: &'a dyn Backend, name: &'a CollectionName, last: Option<Cursor>) -> Self {
+    pub fn after(backend: &'a dyn Backend, name: &'a CollectionName, last: Option<Cursor>) -> Self {
         Self {
             backend,
             name,

@@ -2,9 +2,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ragstone_core::model::ModelIdentity;
-use ragstone_core::storage::{DocumentBatch, Selection, Storage, StorageError, StoredDocument};
 use ragstone_core::models::Models;
 use ragstone_core::service::Service;
+use ragstone_core::storage::{DocumentBatch, Selection, Storage, StorageError, StoredDocument};
 use ragstone_core::{Document, DocumentId};
 use ragstone_search::{QueryVectors, StorageBackend};
 use ragstone_store::{SqliteStore, StoreOptions};
@@ -111,7 +111,9 @@ async fn an_import_that_broke_off_goes_on_without_loss_or_doubles() {
     let broken = import(&at("file"), &Faulty::failing_after(&to, 100, 2)).await;
     assert!(matches!(
         broken,
-        Err(TransferError::Backend(BackendError::Storage(StorageError::Failed(_))))
+        Err(TransferError::Backend(BackendError::Storage(
+            StorageError::Failed(_)
+        )))
     ));
     assert_eq!(to.collection(&name("docs")).await.unwrap().count, 2000);
     let moved = import(&at("file"), &to).await.unwrap();
@@ -124,7 +126,11 @@ async fn an_export_that_broke_off_leaves_no_file_and_goes_on() {
     let at = |part: &str| folder.path().join(part);
     let from = filled(&at("from"), 3500).await;
     let whole = export(&from, &at("whole")).await.unwrap();
-    assert!(export(&Faulty::failing_after(&from, 2, 0), &at("file")).await.is_err());
+    assert!(
+        export(&Faulty::failing_after(&from, 2, 0), &at("file"))
+            .await
+            .is_err()
+    );
     assert!(!at("file").exists() && at("file.part").exists());
     // Something after what was noted, as a crash may leave it.
     let mut part = std::fs::File::options()

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use ragstone_core::Metadata;
-use ragstone_core::provider::CallError;
+use ragstone_core::call::CallError;
 use serde::{Deserialize, Serialize};
 
 use super::{resolve_key, vectors};

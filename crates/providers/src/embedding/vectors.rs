@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use ragstone_core::call::CallError;
 use ragstone_core::document::check_vector;
 use ragstone_core::model::{Embedding, ModelError, ModelInfo, RemoteFailure, RemoteFault};
-use ragstone_core::provider::CallError;
 
 /// A vector of the right width, made of finite numbers, not all zeros; or the reason why not.
 pub(super) fn check(vector: &[f32], dimensions: usize) -> Result<(), String> {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::stream::{BoxStream, StreamExt};
 use jiff::Timestamp;
+use ragstone_core::call::{CallError, ErrorAnswer};
 use ragstone_core::error::in_plain_words;
-use ragstone_core::provider::{CallError, ErrorAnswer};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER};
 use reqwest::{Method, Response, StatusCode, Url, redirect};
 use secrecy::ExposeSecret;
@@ -43,6 +43,9 @@ pub struct Call {
 /// When a call may be sent again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Repeat {
+    /// It changes nothing: every failure of the service is worth another attempt, a plain 500 or 503
+    /// included.
+    Read,
     /// Sending it twice does what sending it once does.
     Freely,
     /// Only while the service cannot have worked on it.
@@ -61,7 +64,7 @@ pub enum Breaking {
 
 impl Call {
     pub fn get(path: impl Into<String>) -> Self {
-        Self::new(Method::GET, path)
+        Self::new(Method::GET, path).repeat(Repeat::Read)
     }
 
     pub fn post(path: impl Into<String>) -> Self {

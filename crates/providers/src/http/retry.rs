@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use ragstone_core::provider::CallError;
+use ragstone_core::call::CallError;
 use tokio::time::Instant;
 
 use super::client::Repeat;
@@ -32,8 +32,9 @@ pub(super) enum Sent {
 impl Failure {
     pub(super) fn is_worth_retrying(&self, repeat: Repeat) -> bool {
         match (self.sent, repeat) {
-            (Sent::No, _) | (Sent::Perhaps, Repeat::Freely) => true,
+            (Sent::No, _) | (Sent::Perhaps, Repeat::Read | Repeat::Freely) => true,
             (Sent::Perhaps, Repeat::IfUnprocessed) | (Sent::Final, _) => false,
+            (Sent::Answered, Repeat::Read) => matches!(self.error.status(), Some(429 | 500..)),
             (Sent::Answered, _) if self.error.is_considered() => false,
             (Sent::Answered, _) => matches!(
                 (self.error.status(), repeat),

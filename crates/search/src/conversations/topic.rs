@@ -113,7 +113,9 @@ async fn similarity(
     let embeddings = vectors
         .get_many(embedder, &texts)
         .await
-        .inspect_err(|error| tracing::warn!(%error, "message and topic cannot be compared; deciding by words"))
+        .inspect_err(
+            |error| tracing::warn!(%error, "message and topic cannot be compared; deciding by words"),
+        )
         .ok()?;
     let (message, topics) = embeddings.split_first()?;
     topics

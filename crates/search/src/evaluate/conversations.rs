@@ -1,7 +1,7 @@
 //! Questions in conversations: what the server makes of them, against what else could be searched for.
 
 use futures::{StreamExt, TryStreamExt};
-use ragstone_core::backend::{Backend, BackendError};
+use ragstone_core::backend::BackendError;
 use ragstone_core::collection::CollectionName;
 use ragstone_core::measures::{Judgements, measure};
 use ragstone_core::model::ModelError;
@@ -237,11 +237,7 @@ async fn hold(
 }
 
 /// As `/api/rag/collect` does it in a conversation.
-async fn collected(
-    target: &Target,
-    plan: &Plan,
-    relevant: &Judgements,
-) -> Result<f64, BackendError> {
+async fn collected(target: &Target, plan: &Plan, relevant: &Judgements) -> Result<f64, BackendError> {
     let query = FanoutQuery::for_plan(
         plan,
         vec![target.clone()],
@@ -271,7 +267,11 @@ async fn queried(target: &Target, text: String, relevant: &Judgements) -> Result
         mode: SearchMode::Hybrid,
         ..SearchQuery::default()
     };
-    let response = target.service.backend.search(&target.name, query.validate()?).await?;
+    let response = target
+        .service
+        .backend
+        .search(&target.name, query.validate()?)
+        .await?;
     let found = response.hits.into_iter().map(|hit| hit.document.id.into_string());
     Ok(ndcg(&found.collect::<Vec<_>>(), relevant))
 }

@@ -17,14 +17,17 @@ pub use dialogues::{Dialogue, DialogueTurn, Half, read_dialogues};
 pub use folder::{Benchmark, Corpus, JudgedQuery, read_benchmark, read_corpus};
 pub use modes::{DEPTH, Latency, ModeResult, Ranking, Setting, evaluate_mode};
 
-
 use crate::storage_backend::StorageBackend;
 
 /// Documents added in one write.
 const BATCH: usize = 500;
 
 /// Makes a collection of the documents, embedded by the default model.
-pub async fn load(backend: &StorageBackend, name: &CollectionName, corpus: Corpus) -> Result<(), BackendError> {
+pub async fn load(
+    backend: &StorageBackend,
+    name: &CollectionName,
+    corpus: Corpus,
+) -> Result<(), BackendError> {
     let mut metadata = Metadata::new();
     if let Some(embedder) = backend.service().models.default_embedder() {
         let id = embedder.info().identity.id.as_str();

@@ -5,10 +5,10 @@ use tempfile::TempDir;
 
 use super::dialogues::spliced;
 use super::*;
-use ragstone_core::models::Models;
-use ragstone_core::search::SearchMode;
 use crate::conversations::{Conversations, DEFAULT_TTL};
 use crate::testing::{WordEmbedder, parts};
+use ragstone_core::models::Models;
+use ragstone_core::search::SearchMode;
 
 fn folder(files: &[(&str, &str)]) -> TempDir {
     let folder = tempfile::tempdir().unwrap();

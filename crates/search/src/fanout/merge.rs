@@ -4,10 +4,14 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 
 use ragstone_core::document::DocumentId;
-use ragstone_core::fusion::{FusionWeights, HitRanks, Rank, ScoredRanking, Wording, Zero, fuse_scores, mix_wordings};
+use ragstone_core::fusion::{
+    FusionWeights, HitRanks, Rank, ScoredRanking, Wording, Zero, fuse_scores, mix_wordings,
+};
 use ragstone_core::search::{SearchHit, SearchMode, SearchResponse, StageTime};
 
-use super::{FanoutHit, FanoutQuery, FanoutResponse, Grade, ModeChoice, Target, TargetResult, Thresholds, words};
+use super::{
+    FanoutHit, FanoutQuery, FanoutResponse, Grade, ModeChoice, Target, TargetResult, Thresholds, words,
+};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
@@ -27,7 +31,10 @@ pub(super) fn order(query: &FanoutQuery) -> Order {
 }
 
 /// Merges the responses of all targets. Also returns the thresholds of each target.
-pub(super) async fn merge(query: &FanoutQuery, found: Vec<TargetResult>) -> (FanoutResponse, Vec<Thresholds>) {
+pub(super) async fn merge(
+    query: &FanoutQuery,
+    found: Vec<TargetResult>,
+) -> (FanoutResponse, Vec<Thresholds>) {
     let mut merged = Merged::default();
     for (target, answer) in found.into_iter().enumerate() {
         merged.take(query, target, answer);

@@ -59,7 +59,13 @@ pub struct FanoutQuery {
 
 impl FanoutQuery {
     /// The search that answers a message, for the best `top_k` hits of all targets together.
-    pub fn for_plan(plan: &Plan, targets: Vec<Target>, top_k: usize, mode: ModeChoice, local: NamedBackend) -> Self {
+    pub fn for_plan(
+        plan: &Plan,
+        targets: Vec<Target>,
+        top_k: usize,
+        mode: ModeChoice,
+        local: NamedBackend,
+    ) -> Self {
         Self {
             wordings: plan.queries.clone(),
             reported: plan.reported,

@@ -17,7 +17,11 @@ pub(super) async fn rerank(query: &FanoutQuery, response: &mut FanoutResponse) {
     if response.hits.is_empty() {
         return;
     }
-    let Some(text) = query.wordings.get(query.reported).map(|wording| wording.text.as_str()) else {
+    let Some(text) = query
+        .wordings
+        .get(query.reported)
+        .map(|wording| wording.text.as_str())
+    else {
         return;
     };
     let hits: Vec<SearchHit> = response.hits.iter().map(|hit| hit.hit.clone()).collect();
@@ -114,7 +118,11 @@ async fn rerank_by_services(
                 response.warn(None, message);
             }
         }
-        let before: Vec<FanoutHit> = group.places.iter().map(|place| response.hits[*place].clone()).collect();
+        let before: Vec<FanoutHit> = group
+            .places
+            .iter()
+            .map(|place| response.hits[*place].clone())
+            .collect();
         for (rank, mut hit) in reordered(&before, ordered).into_iter().enumerate() {
             let place = match &mut hit.hit.rerank {
                 Some(reranked) => {

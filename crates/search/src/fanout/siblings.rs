@@ -71,6 +71,10 @@ async fn section(
         limit: 2 * SECTION_REACH,
         offset: 0,
     };
-    let found = target.service.backend.documents(&target.name, &filter, page).await;
+    let found = target
+        .service
+        .backend
+        .documents(&target.name, &filter, page)
+        .await;
     (key, found.map(|page| page.documents))
 }

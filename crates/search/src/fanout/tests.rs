@@ -85,7 +85,11 @@ async fn embedding_cache_efficiency() {
     let response = search(&query).await;
     assert!(response.warnings.is_empty(), "{:?}", response.warnings);
     assert_eq!(response.hits.len(), 5);
-    assert_eq!(words.calls() - words_before, 1, "the model is one, whatever connection names it");
+    assert_eq!(
+        words.calls() - words_before,
+        1,
+        "the model is one, whatever connection names it"
+    );
     assert_eq!(other.calls() - other_before, 1);
 }
 
@@ -239,10 +243,18 @@ async fn without_a_model_here_every_service_reranks_its_own() {
     ])
     .await;
     assert!(mixed.reranked);
-    let of = |service: &str| names.iter().filter(|name| name.starts_with(service)).collect::<Vec<_>>();
+    let of = |service: &str| {
+        names
+            .iter()
+            .filter(|name| name.starts_with(service))
+            .collect::<Vec<_>>()
+    };
     assert_eq!(of("one"), ["one/b/1", "one/b/0"], "{names:?}");
     assert_eq!(of("two"), ["two/c/1", "two/c/0", "two/c/2"], "{names:?}");
-    let first: Vec<_> = names[..3].iter().map(|name| name.split('/').next().unwrap()).collect();
+    let first: Vec<_> = names[..3]
+        .iter()
+        .map(|name| name.split('/').next().unwrap())
+        .collect();
     assert_eq!(
         first.iter().collect::<std::collections::HashSet<_>>().len(),
         3,
@@ -270,13 +282,19 @@ async fn reranking_is_as_deep_as_that_of_one_collection() {
     let parts = parts(Models::new(vec![WordEmbedder::new("words")], Some(reranker)));
     let texts: Vec<String> = (0..300).map(|n| format!("apple {}", "x".repeat(n))).collect();
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-    parts.collection("a", json!({"embedding_model": "words"}), &texts).await;
+    parts
+        .collection("a", json!({"embedding_model": "words"}), &texts)
+        .await;
     let mut query = query(&parts, "apple", targets(&parts, &["a"]));
     query.mode = ModeChoice::Best;
     query.options.rerank = true;
     query.options.top_k = 3;
     let response = search(&query).await;
-    let deepest = response.hits.iter().map(|hit| hit.hit.rerank.unwrap().original_rank).max();
+    let deepest = response
+        .hits
+        .iter()
+        .map(|hit| hit.hit.rerank.unwrap().original_rank)
+        .max();
     assert!(deepest.unwrap() <= rerank_depth(3), "{deepest:?}");
     assert_eq!(response.hits.len(), 3);
 }
@@ -378,7 +396,10 @@ async fn a_hit_of_another_wording_is_measured_from_the_reported_one() {
         let mut all = query(&parts, "apple number", targets);
         all.options.top_k = texts.len();
         let all = search(&all).await.hits;
-        let alone = all.iter().find(|hit| hit.hit.document.text == "stone wall").unwrap();
+        let alone = all
+            .iter()
+            .find(|hit| hit.hit.document.text == "stone wall")
+            .unwrap();
         assert!(alone.hit.distance.is_some());
         assert_eq!(
             (measured.hit.distance, measured.grade),
@@ -418,10 +439,7 @@ async fn a_service_without_keyword_search_is_searched_by_meaning_with_a_warning(
     let dense = by_meaning(&parts, "a");
     let hybrid = ModeChoice::Given(SearchMode::Hybrid);
     assert_eq!(hybrid.of(&dense.service), SearchMode::Dense);
-    assert_eq!(
-        hybrid.of(&target(&parts, "far", "a").service),
-        SearchMode::Hybrid
-    );
+    assert_eq!(hybrid.of(&target(&parts, "far", "a").service), SearchMode::Hybrid);
     let mut query = query(&parts, "apple", vec![target(&parts, LOCAL, "a"), dense]);
     query.mode = hybrid;
     let response = search(&query).await;
@@ -430,7 +448,10 @@ async fn a_service_without_keyword_search_is_searched_by_meaning_with_a_warning(
         panic!("one warning: {:?}", response.warnings)
     };
     assert_eq!(warning.target, Some(1));
-    assert!(warning.message.starts_with("searched by meaning only"), "{warning:?}");
+    assert!(
+        warning.message.starts_with("searched by meaning only"),
+        "{warning:?}"
+    );
 }
 
 /// `top_k` of each collection instead of all together.
@@ -438,7 +459,9 @@ async fn a_service_without_keyword_search_is_searched_by_meaning_with_a_warning(
 async fn a_limit_may_count_for_each_collection() {
     let parts = parts(Models::new(vec![WordEmbedder::new("words")], None));
     let metadata = json!({"embedding_model": "words"});
-    parts.collection("a", metadata.clone(), &["apple", "apple pie", "apple tree"]).await;
+    parts
+        .collection("a", metadata.clone(), &["apple", "apple pie", "apple tree"])
+        .await;
     parts.collection("b", metadata, &["stone", "wall"]).await;
     let mut query = query(&parts, "apple", targets(&parts, &["a", "b"]));
     query.options.top_k = 2;

@@ -107,7 +107,12 @@ impl StorageBackend {
     }
 
     /// A width mismatch of a vector that this process made is better explained by the models.
-    async fn explain(&self, name: &CollectionName, prepared: &[Prepared], error: StorageError) -> BackendError {
+    async fn explain(
+        &self,
+        name: &CollectionName,
+        prepared: &[Prepared],
+        error: StorageError,
+    ) -> BackendError {
         let StorageError::DimensionMismatch {
             collection,
             expected,
@@ -196,7 +201,10 @@ fn log_reuse(collection: &Collection, embedder: &dyn Embedder, prepared: &[Prepa
     if hits == 0 {
         return;
     }
-    let connection = collection.metadata.get(EMBEDDING_PROVIDER).and_then(Value::as_str);
+    let connection = collection
+        .metadata
+        .get(EMBEDDING_PROVIDER)
+        .and_then(Value::as_str);
     let connection = connection.filter(|id| !id.is_empty()).unwrap_or(THIS_PROCESS);
     let key = format!("{connection}:{}", embedder.info().identity.id);
     tracing::info!(key, hits, collection = %collection.name, "embedding cache hit");

@@ -54,7 +54,11 @@ impl Backend for Faulty<'_> {
     async fn health(&self) -> Health {
         self.inner.health().await
     }
-    async fn create_collection(&self, name: &CollectionName, metadata: Metadata) -> Result<Metadata, BackendError> {
+    async fn create_collection(
+        &self,
+        name: &CollectionName,
+        metadata: Metadata,
+    ) -> Result<Metadata, BackendError> {
         self.inner.create_collection(name, metadata).await
     }
     async fn collections(&self) -> Result<Vec<Collection>, BackendError> {
@@ -74,16 +78,33 @@ impl Backend for Faulty<'_> {
     async fn delete_collection(&self, name: &CollectionName) -> Result<(), BackendError> {
         self.inner.delete_collection(name).await
     }
-    async fn add_documents(&self, name: &CollectionName, documents: Vec<NewDocument>) -> Result<Added, BackendError> {
+    async fn add_documents(
+        &self,
+        name: &CollectionName,
+        documents: Vec<NewDocument>,
+    ) -> Result<Added, BackendError> {
         self.inner.add_documents(name, documents).await
     }
-    async fn document(&self, name: &CollectionName, id: &DocumentId) -> Result<Option<Document>, BackendError> {
+    async fn document(
+        &self,
+        name: &CollectionName,
+        id: &DocumentId,
+    ) -> Result<Option<Document>, BackendError> {
         self.inner.document(name, id).await
     }
-    async fn documents(&self, name: &CollectionName, filter: &Filter, page: Page) -> Result<DocumentPage, BackendError> {
+    async fn documents(
+        &self,
+        name: &CollectionName,
+        filter: &Filter,
+        page: Page,
+    ) -> Result<DocumentPage, BackendError> {
         self.inner.documents(name, filter, page).await
     }
-    async fn delete_documents(&self, name: &CollectionName, selection: Selection) -> Result<u64, BackendError> {
+    async fn delete_documents(
+        &self,
+        name: &CollectionName,
+        selection: Selection,
+    ) -> Result<u64, BackendError> {
         self.inner.delete_documents(name, selection).await
     }
     async fn empty(&self, name: &CollectionName) -> Result<u64, BackendError> {
@@ -99,7 +120,12 @@ impl Backend for Faulty<'_> {
     ) -> Vec<Result<Vec<SearchResponse>, BackendError>> {
         self.inner.search_many(names, queries).await
     }
-    async fn rerank(&self, query: &str, texts: Vec<String>, top_k: usize) -> Result<Vec<RankedText>, BackendError> {
+    async fn rerank(
+        &self,
+        query: &str,
+        texts: Vec<String>,
+        top_k: usize,
+    ) -> Result<Vec<RankedText>, BackendError> {
         self.inner.rerank(query, texts, top_k).await
     }
     async fn export(&self, name: &CollectionName, range: ExportRange) -> Result<ExportPage, BackendError> {
@@ -110,7 +136,11 @@ impl Backend for Faulty<'_> {
         }
         Ok(page)
     }
-    async fn import(&self, name: &CollectionName, documents: Vec<ExportedDocument>) -> Result<(), BackendError> {
+    async fn import(
+        &self,
+        name: &CollectionName,
+        documents: Vec<ExportedDocument>,
+    ) -> Result<(), BackendError> {
         count_down(&self.imports_left)?;
         self.inner.import(name, documents).await
     }

@@ -1,13 +1,14 @@
-//! The standard health answer, filled in.
+//! Building a [`Health`].
 
 use jiff::Timestamp;
 use ragstone_core::Metadata;
-use ragstone_core::provider::{CallError, Health, HealthStatus};
+use ragstone_core::backend::{Health, HealthStatus};
+use ragstone_core::call::CallError;
 use tokio::time::Instant;
 
-/// A service that lives but did not do what it was asked with our credentials. What it told of itself
-/// stays. A refusal for another reason than the credentials is none of theirs.
-pub(super) fn without_admission(mut health: Health, error: &CallError) -> Health {
+/// The health of a service that is up but did not answer an authenticated request. Facts it reported
+/// stay. A refusal for a reason other than the credentials changes nothing.
+pub(crate) fn with_failed_request(mut health: Health, error: &CallError) -> Health {
     let (status, message) = match error.status() {
         Some(401) => (
             HealthStatus::Unhealthy,
@@ -34,19 +35,19 @@ pub(super) fn without_admission(mut health: Health, error: &CallError) -> Health
     }
 }
 
-/// Measures how long a health check takes, and turns its outcome into the standard answer.
-pub(super) struct HealthCheck {
+/// Times a health check and turns its outcome into a [`Health`].
+pub(crate) struct HealthCheck {
     started: Instant,
 }
 
 impl HealthCheck {
-    pub(super) fn start() -> Self {
+    pub(crate) fn start() -> Self {
         Self {
             started: Instant::now(),
         }
     }
 
-    pub(super) fn answered(self, status: HealthStatus, message: &str, details: Metadata) -> Health {
+    pub(crate) fn answered(self, status: HealthStatus, message: &str, details: Metadata) -> Health {
         Health {
             status,
             message: message.to_owned(),
@@ -56,7 +57,7 @@ impl HealthCheck {
         }
     }
 
-    pub(super) fn failed(self, error: &CallError) -> Health {
+    pub(crate) fn failed(self, error: &CallError) -> Health {
         let mut details = Metadata::new();
         details.insert("error".into(), error.to_string().into());
         self.answered(HealthStatus::Unhealthy, &error.to_string(), details)

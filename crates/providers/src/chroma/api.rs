@@ -1,8 +1,9 @@
-//! The calls of Chroma's API, version 2, that are used here.
+//! The calls of Chroma's API (version 2) that the adapter uses.
 
 use std::time::Duration;
 
-use ragstone_core::provider::{CallError, ProviderError};
+use ragstone_core::call::CallError;
+use ragstone_core::storage::StorageError;
 use ragstone_core::{Collection, CollectionName, Metadata};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -13,12 +14,12 @@ use super::naming::Naming;
 use crate::error::{ConfigError, both};
 use crate::http::{Breaking, Call, Repeat, ServiceClient};
 
-/// A key that no document has: the condition that its value is not this holds for all of them.
+/// A key that no document has: "its value is not this" holds for all of them.
 const NEVER: &str = "ragstone:never";
-/// Deleting 50,000 documents took ChromaDB longer than the 20 s that other calls have.
-const EMPTYING: Duration = Duration::from_secs(600);
+/// Deleting 50,000 documents took ChromaDB longer than the timeout of other calls (20 s).
+const EMPTY_TIMEOUT: Duration = Duration::from_secs(600);
 const COLLECTIONS_PER_PAGE: usize = 500;
-/// The space whose distances are ours.
+/// The distance function of every collection that Ragstone creates.
 pub(super) const COSINE: &str = "cosine";
 
 pub(super) struct ChromaApi {
@@ -29,7 +30,7 @@ pub(super) struct ChromaApi {
     checks: OnceCell<PreFlight>,
 }
 
-/// What a server says of its limits.
+/// The limits that a server reports.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct PreFlight {
     pub(super) max_batch_size: usize,
@@ -37,12 +38,12 @@ pub(super) struct PreFlight {
     pub(super) supports_base64_encoding: bool,
 }
 
-/// A collection as Chroma has it; the count is not part of that.
+/// A collection as Chroma describes it, which is without its count.
 #[derive(Debug, Clone)]
 pub(super) struct CollectionRecord {
     pub(super) id: String,
     pub(super) described: Collection,
-    /// The distance its index was built for.
+    /// The distance function of its index.
     pub(super) space: String,
 }
 
@@ -58,7 +59,7 @@ struct CollectionBody {
     configuration_json: Value,
 }
 
-/// Columns of records; those that were not asked for are absent.
+/// Columns of records; columns that were not requested are absent.
 #[derive(Debug, Deserialize)]
 pub(super) struct Records {
     pub(super) ids: Vec<String>,
@@ -82,10 +83,10 @@ pub(super) struct Ranked {
     pub(super) distances: Option<Vec<Vec<Option<f32>>>>,
 }
 
-/// What [`Tenancy::check`] allows, besides the length: part of a path, that leads nowhere else.
+/// The names that [`Tenancy::check`] accepts, apart from the length. They become part of a path.
 pub(super) const TENANCY_PATTERN: &str = r"^\.?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?$";
 
-/// Whose collections they are.
+/// The tenant and database of the collections.
 #[derive(Debug)]
 pub(super) struct Tenancy {
     pub(super) tenant: String,
@@ -128,25 +129,26 @@ impl ChromaApi {
         self.client.service()
     }
 
-    pub(super) fn bad_answer(&self, reason: impl Into<String>) -> ProviderError {
+    pub(super) fn bad_answer(&self, reason: impl Into<String>) -> StorageError {
         self.client.bad_answer(reason).into()
     }
 
     pub(super) async fn version(&self) -> Result<String, CallError> {
-        let call = Call::get("api/v2/version").breaking(Breaking::Ignored);
+        let call = health_check(Call::get("api/v2/version"));
         self.client.call_json_to_show(call).await
     }
 
-    /// How many collections the database has; of one that does not exist, Chroma would count none.
+    /// How many collections the database has. Chroma reports none for a database that does not exist, so
+    /// that is checked first.
     pub(super) async fn count_collections(&self) -> Result<u64, CallError> {
-        let database = Call::get(self.root.trim_end_matches('/')).breaking(Breaking::Ignored);
-        self.client.call(database).await?;
-        let call = Call::get(format!("{}collections_count", self.root)).breaking(Breaking::Ignored);
-        self.client.call_json(call).await
+        let database = Call::get(self.root.trim_end_matches('/'));
+        self.client.call(health_check(database)).await?;
+        let call = Call::get(format!("{}collections_count", self.root));
+        self.client.call_json(health_check(call)).await
     }
 
-    /// Asked for once.
-    pub(super) async fn pre_flight(&self) -> Result<&PreFlight, ProviderError> {
+    /// Requested once.
+    pub(super) async fn pre_flight(&self) -> Result<&PreFlight, StorageError> {
         let asked = self
             .checks
             .get_or_try_init(|| self.client.call_json(Call::get("api/v2/pre-flight-checks")))
@@ -158,8 +160,8 @@ impl ChromaApi {
         &self,
         name: &CollectionName,
         metadata: &Metadata,
-    ) -> Result<CollectionRecord, ProviderError> {
-        let chroma_name = self.naming.chroma_name(name)?;
+    ) -> Result<CollectionRecord, StorageError> {
+        let chroma_name = self.naming.chroma_name(name).map_err(StorageError::Unsupported)?;
         let call = Call::post(format!("{}collections", self.root))
             .json(&json!({
                 "name": chroma_name,
@@ -169,7 +171,7 @@ impl ChromaApi {
             .repeat(Repeat::IfUnprocessed);
         match self.client.call_json(call).await {
             Ok(body) => self.read(body),
-            Err(error) if error.status() == Some(409) => Err(ProviderError::CollectionExists(name.clone())),
+            Err(error) if error.status() == Some(409) => Err(StorageError::CollectionExists(name.clone())),
             Err(error) => {
                 if error.status() == Some(400) {
                     self.check_database(|call| call).await?;
@@ -179,21 +181,21 @@ impl ChromaApi {
         }
     }
 
-    /// All collections whose names are ours too.
-    pub(super) async fn collections(&self) -> Result<Vec<CollectionRecord>, ProviderError> {
+    /// All collections whose names are valid here.
+    pub(super) async fn collections(&self) -> Result<Vec<CollectionRecord>, StorageError> {
         self.all_collections(|call| call).await
     }
 
-    /// The same to find out whether the server answers, also while it is left alone.
-    pub(super) async fn probe(&self, patience: Duration) -> Result<Vec<CollectionRecord>, ProviderError> {
-        self.all_collections(|call| call.breaking(Breaking::Ignored).patience(patience))
+    /// [`ChromaApi::collections`] as a health check, which also runs while the circuit is open.
+    pub(super) async fn probe(&self, timeout: Duration) -> Result<Vec<CollectionRecord>, StorageError> {
+        self.all_collections(|call| health_check(call).patience(timeout))
             .await
     }
 
     async fn all_collections(
         &self,
         how: impl Fn(Call) -> Call,
-    ) -> Result<Vec<CollectionRecord>, ProviderError> {
+    ) -> Result<Vec<CollectionRecord>, StorageError> {
         let mut found = Vec::new();
         let mut offset = 0;
         loop {
@@ -208,14 +210,14 @@ impl ChromaApi {
                     tracing::warn!(
                         service = self.service(),
                         name,
-                        "a collection with a name that cannot be used is left out"
+                        "skipping a collection with an unusable name"
                     );
                     continue;
                 }
                 match self.read(body) {
                     Ok(record) => found.push(record),
                     Err(error) => {
-                        tracing::warn!(service = self.service(), name, %error, "a collection is left out");
+                        tracing::warn!(service = self.service(), name, %error, "skipping an unusable collection");
                     }
                 }
             }
@@ -229,7 +231,7 @@ impl ChromaApi {
         }
     }
 
-    pub(super) async fn collection(&self, name: &CollectionName) -> Result<CollectionRecord, ProviderError> {
+    pub(super) async fn collection(&self, name: &CollectionName) -> Result<CollectionRecord, StorageError> {
         let call = Call::get(format!("{}collections/{}", self.root, self.existing(name)?));
         match self.client.call_json(call).await {
             Ok(body) => self.read(body),
@@ -237,23 +239,23 @@ impl ChromaApi {
         }
     }
 
-    /// Chroma lists no collections of a database that it has not, and finds none in it, as if it were
-    /// empty. Whoever asks for a collection cannot mend that, so it is an answer that cannot be used.
-    async fn check_database(&self, how: impl Fn(Call) -> Call) -> Result<(), ProviderError> {
+    /// Chroma treats a database that does not exist like an empty one. That is a fault of the
+    /// configuration and not of the request, so it is reported as an unusable answer.
+    async fn check_database(&self, how: impl Fn(Call) -> Call) -> Result<(), StorageError> {
         let database = how(Call::get(self.root.trim_end_matches('/')));
         match self.client.call(database).await {
             Err(error) if error.status() == Some(404) => {
-                Err(self.bad_answer("it has no such database: correct its 'tenant' or 'database'"))
+                Err(self.bad_answer("the database does not exist: correct its 'tenant' or 'database'"))
             }
-            // Whatever else comes of this question says nothing about the answer at hand.
+            // Any other outcome says nothing about the call that is being explained.
             _ => Ok(()),
         }
     }
 
-    /// What it means that a call for a collection by its name failed.
-    async fn missing(&self, error: CallError, name: &CollectionName) -> ProviderError {
+    /// The error of a failed call for a collection by name.
+    async fn missing(&self, error: CallError, name: &CollectionName) -> StorageError {
         match not_found(error, name) {
-            missing @ ProviderError::CollectionNotFound(_) => {
+            missing @ StorageError::CollectionNotFound(_) => {
                 let checked = self.check_database(|call| call).await;
                 checked.err().unwrap_or(missing)
             }
@@ -265,13 +267,13 @@ impl ChromaApi {
         &self,
         record: &CollectionRecord,
         metadata: &Metadata,
-    ) -> Result<(), ProviderError> {
+    ) -> Result<(), StorageError> {
         let call = Call::put(format!("{}collections/{}", self.root, record.id))
             .json(&json!({"new_metadata": codec::encode_some(metadata)}));
         self.send(record, call).await
     }
 
-    pub(super) async fn delete_collection(&self, name: &CollectionName) -> Result<(), ProviderError> {
+    pub(super) async fn delete_collection(&self, name: &CollectionName) -> Result<(), StorageError> {
         let path = format!("{}collections/{}", self.root, self.existing(name)?);
         let call = Call::delete(path).repeat(Repeat::IfUnprocessed);
         match self.client.call(call).await {
@@ -280,7 +282,7 @@ impl ChromaApi {
         }
     }
 
-    pub(super) async fn count(&self, record: &CollectionRecord) -> Result<u64, ProviderError> {
+    pub(super) async fn count(&self, record: &CollectionRecord) -> Result<u64, StorageError> {
         let call = Call::get(self.path(record, "count"));
         self.client
             .call_json(call)
@@ -293,7 +295,7 @@ impl ChromaApi {
         record: &CollectionRecord,
         records: &Value,
         patience: Option<Duration>,
-    ) -> Result<(), ProviderError> {
+    ) -> Result<(), StorageError> {
         let mut call = Call::post(self.path(record, "upsert")).json(records);
         if let Some(patience) = patience {
             call = call.patience(patience);
@@ -305,8 +307,10 @@ impl ChromaApi {
         &self,
         record: &CollectionRecord,
         request: &Value,
-    ) -> Result<Records, ProviderError> {
-        let call = Call::post(self.path(record, "get")).json(request);
+    ) -> Result<Records, StorageError> {
+        let call = Call::post(self.path(record, "get"))
+            .json(request)
+            .repeat(Repeat::Read);
         let records: Records = self
             .client
             .call_json(call)
@@ -326,8 +330,8 @@ impl ChromaApi {
         &self,
         record: &CollectionRecord,
         request: &Value,
-    ) -> Result<Ranked, ProviderError> {
-        // A query that loses a race with a writer is a 500.
+    ) -> Result<Ranked, StorageError> {
+        // A query that loses a race with a writer fails with 500; the caller retries it.
         let call = Call::post(self.path(record, "query"))
             .json(request)
             .breaking(Breaking::ByOutages);
@@ -341,13 +345,13 @@ impl ChromaApi {
         &self,
         record: &CollectionRecord,
         ids: &[String],
-    ) -> Result<(), ProviderError> {
+    ) -> Result<(), StorageError> {
         let call = Call::post(self.path(record, "delete")).json(&json!({"ids": ids}));
         self.send(record, call).await
     }
 
-    /// One request for all documents, so that either all are gone or none.
-    pub(super) async fn delete_all(&self, record: &CollectionRecord) -> Result<u64, ProviderError> {
+    /// Deletes all documents in one request, so that either all are gone or none.
+    pub(super) async fn delete_all(&self, record: &CollectionRecord) -> Result<u64, StorageError> {
         let before = self.count(record).await?;
         if before == 0 {
             return Ok(0);
@@ -355,7 +359,7 @@ impl ChromaApi {
         let call = Call::post(self.path(record, "delete"))
             .json(&json!({"where": {NEVER: {"$ne": ""}}}))
             .repeat(Repeat::IfUnprocessed)
-            .patience(EMPTYING);
+            .patience(EMPTY_TIMEOUT);
         let answer: Deleted = self
             .client
             .call_json(call)
@@ -364,7 +368,7 @@ impl ChromaApi {
         Ok(answer.deleted.unwrap_or(before))
     }
 
-    async fn send(&self, record: &CollectionRecord, call: Call) -> Result<(), ProviderError> {
+    async fn send(&self, record: &CollectionRecord, call: Call) -> Result<(), StorageError> {
         self.client
             .call(call)
             .await
@@ -372,26 +376,26 @@ impl ChromaApi {
             .map_err(|error| not_found(error, &record.described.name))
     }
 
-    /// The name of a collection that may be there: of names that Chroma cannot have, none is.
-    fn existing(&self, name: &CollectionName) -> Result<String, ProviderError> {
+    /// Chroma's name for a collection. A collection whose name Chroma does not allow cannot exist.
+    fn existing(&self, name: &CollectionName) -> Result<String, StorageError> {
         self.naming
             .chroma_name(name)
-            .map_err(|_| ProviderError::CollectionNotFound(name.clone()))
+            .map_err(|_| StorageError::CollectionNotFound(name.clone()))
     }
 
     fn path(&self, record: &CollectionRecord, operation: &str) -> String {
         format!("{}collections/{}/{operation}", self.root, record.id)
     }
 
-    fn read(&self, body: CollectionBody) -> Result<CollectionRecord, ProviderError> {
+    fn read(&self, body: CollectionBody) -> Result<CollectionRecord, StorageError> {
         // The id becomes part of paths.
         if !body.id.chars().all(|c| c.is_ascii_alphanumeric() || c == '-') {
-            return Err(self.bad_answer("a collection id that is no UUID"));
+            return Err(self.bad_answer("a collection id is not a UUID"));
         }
         let name = self
             .naming
             .our_name(&body.name)
-            .ok_or_else(|| self.bad_answer("a collection of another name than was asked for"))?;
+            .ok_or_else(|| self.bad_answer("a collection has another name than was requested"))?;
         let space = body
             .configuration_json
             .pointer("/hnsw/space")
@@ -412,20 +416,26 @@ impl ChromaApi {
     }
 }
 
-fn not_found(error: CallError, name: &CollectionName) -> ProviderError {
+/// A request that finds out whether the server works. It runs while the circuit is open, and an error
+/// status is the result rather than a reason to retry.
+fn health_check(call: Call) -> Call {
+    call.breaking(Breaking::Ignored).repeat(Repeat::Freely)
+}
+
+fn not_found(error: CallError, name: &CollectionName) -> StorageError {
     let CallError::Answered(answer) = &error else {
         return error.into();
     };
     let message = answer.message().unwrap_or_default();
     let of_collection = match answer.status {
-        // A tenant or database that does not exist is a 404 as well, of another message.
+        // A tenant or database that does not exist is a 404 with another message.
         404 => message.starts_with("Collection") || message.contains("Collection ["),
-        // It is being deleted.
+        // The collection is being deleted.
         412 => message.contains("Missing metadata segment"),
         _ => false,
     };
     if of_collection {
-        ProviderError::CollectionNotFound(name.clone())
+        StorageError::CollectionNotFound(name.clone())
     } else {
         error.into()
     }

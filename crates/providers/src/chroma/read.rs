@@ -1,50 +1,49 @@
-//! Reading documents: pages, values, and which documents match.
+//! Reading documents: pages, metadata values, and matching ids.
 
 use std::collections::{BTreeSet, HashMap};
 
 use ragstone_core::collection::shorten;
 use ragstone_core::filter::Scalar;
-use ragstone_core::provider::ProviderError;
-use ragstone_core::storage::{DocumentPage, Page};
+use ragstone_core::storage::{DocumentPage, Page, StorageError};
 use ragstone_core::{CollectionName, Document, DocumentId, Filter, Metadata};
 use serde_json::{Value, json};
 
-use super::Chroma;
+use super::ChromaStorage;
 use super::api::{CollectionRecord, Records};
 use super::codec;
 use super::narrow::{Narrowed, narrow};
 
-/// Metadata is read in pages of this many documents, texts in smaller ones.
+/// Page sizes, in documents: of metadata alone, and with texts.
 const METADATA_PAGE: usize = 5000;
 pub(super) const TEXT_PAGE: usize = 1000;
 
-/// Documents in a row.
+/// Consecutive documents.
 #[derive(Default)]
 struct Run {
     documents: Vec<Document>,
-    /// How many were read, those that cannot be used included.
+    /// How many were read, unusable ones included.
     read: usize,
 }
 
-impl Chroma {
+impl ChromaStorage {
     pub(super) async fn page(
         &self,
         name: &CollectionName,
         filter: &Filter,
         page: Page,
-    ) -> Result<DocumentPage, ProviderError> {
+    ) -> Result<DocumentPage, StorageError> {
         let record = self.api.collection(name).await?;
         if filter.is_everything() {
             let counted = self.api.count(&record).await?;
             if page.offset >= counted {
-                // Chroma refuses offsets that are too large for it.
+                // Chroma refuses very large offsets.
                 return Ok(DocumentPage {
                     documents: Vec::new(),
                     total: counted,
                 });
             }
             let Run { documents, read } = self.run_of_documents(&record, page).await?;
-            // A page that reaches the end knows the total itself, of the state it was read from.
+            // A page that reaches the end gives the total of the state it was read from.
             let read = read as u64;
             let total = if read < page.limit as u64 && (read > 0 || page.offset == 0) {
                 page.offset + read
@@ -62,11 +61,11 @@ impl Chroma {
             total += 1;
         })
         .await?;
-        let documents = self.documents_by_id(&record, &ids).await?;
+        let documents = self.fetch(&record, &ids).await?;
         Ok(DocumentPage { documents, total })
     }
 
-    async fn run_of_documents(&self, record: &CollectionRecord, page: Page) -> Result<Run, ProviderError> {
+    async fn run_of_documents(&self, record: &CollectionRecord, page: Page) -> Result<Run, StorageError> {
         let mut run = Run::default();
         while run.read < page.limit {
             let limit = (page.limit - run.read).min(TEXT_PAGE);
@@ -90,12 +89,12 @@ impl Chroma {
         Ok(run)
     }
 
-    /// The documents of these ids, in their order; one that is gone by now is left out.
-    pub(super) async fn documents_by_id(
+    /// The documents of these ids, in their order. Missing ones are left out.
+    pub(super) async fn fetch(
         &self,
         record: &CollectionRecord,
         ids: &[String],
-    ) -> Result<Vec<Document>, ProviderError> {
+    ) -> Result<Vec<Document>, StorageError> {
         let mut found: HashMap<String, Document> = HashMap::with_capacity(ids.len());
         for ids in ids.chunks(TEXT_PAGE) {
             let request = json!({"ids": ids, "include": ["documents", "metadatas"]});
@@ -107,12 +106,12 @@ impl Chroma {
         Ok(ids.iter().filter_map(|id| found.remove(id)).collect())
     }
 
-    /// Goes through all documents with their texts, in order.
+    /// Visits all documents with their texts, in order.
     pub(super) async fn each_document(
         &self,
         record: &CollectionRecord,
         mut visit: impl FnMut(Document) + Send,
-    ) -> Result<(), ProviderError> {
+    ) -> Result<(), StorageError> {
         let mut offset = 0;
         loop {
             let page = Page {
@@ -128,13 +127,13 @@ impl Chroma {
         }
     }
 
-    /// Goes through the ids of all matching documents, in order.
+    /// Visits the ids of all matching documents, in order.
     pub(super) async fn each_match(
         &self,
         record: &CollectionRecord,
         filter: &Filter,
         mut visit: impl FnMut(String) + Send,
-    ) -> Result<(), ProviderError> {
+    ) -> Result<(), StorageError> {
         self.each_candidate(record, narrow(filter), |id, metadata| {
             if filter.matches(&metadata) {
                 visit(id);
@@ -148,7 +147,7 @@ impl Chroma {
         record: &CollectionRecord,
         narrowed: Narrowed,
         mut visit: impl FnMut(String, Metadata) + Send,
-    ) -> Result<(), ProviderError> {
+    ) -> Result<(), StorageError> {
         let mut request = json!({"include": ["metadatas"], "limit": METADATA_PAGE});
         match narrowed {
             Narrowed::Nothing => return Ok(()),
@@ -164,7 +163,7 @@ impl Chroma {
             for (id, stored) in records.ids.into_iter().zip(metadatas) {
                 match codec::decode(stored) {
                     Ok(metadata) => visit(id, metadata),
-                    Err(reason) => self.leave_out(&id, &reason),
+                    Err(reason) => self.skip(&id, &reason),
                 }
             }
             if got < METADATA_PAGE {
@@ -178,7 +177,7 @@ impl Chroma {
         &self,
         name: &CollectionName,
         field: &str,
-    ) -> Result<Vec<Value>, ProviderError> {
+    ) -> Result<Vec<Value>, StorageError> {
         let record = self.api.collection(name).await?;
         let mut values: BTreeSet<Scalar> = BTreeSet::new();
         self.each_candidate(&record, Narrowed::Everything, |_, metadata| {
@@ -192,7 +191,7 @@ impl Chroma {
         Ok(values.iter().map(Scalar::to_json).collect())
     }
 
-    /// Those that can be used.
+    /// The usable documents.
     fn read_documents(&self, records: Records) -> Vec<Document> {
         let count = records.ids.len();
         let texts = records.documents.unwrap_or_else(|| vec![None; count]);
@@ -206,8 +205,8 @@ impl Chroma {
             .collect()
     }
 
-    /// Other clients may write what no document of ours can be. One of those is no reason to show none
-    /// of the others.
+    /// `None` for a document of another client that is not valid here. Such a document is skipped, and
+    /// the others are still returned.
     pub(super) fn usable_document(
         &self,
         id: String,
@@ -217,33 +216,33 @@ impl Chroma {
         match read(id.clone(), text, metadata) {
             Ok(document) => Some(document),
             Err(reason) => {
-                self.leave_out(&id, &reason);
+                self.skip(&id, &reason);
                 None
             }
         }
     }
 
-    fn leave_out(&self, id: &str, reason: &str) {
+    fn skip(&self, id: &str, reason: &str) {
         tracing::warn!(
             service = self.api.service(),
             id = shorten(id),
             reason,
-            "a document is left out"
+            "skipping an unusable document"
         );
     }
 
-    /// For those who must not miss any.
+    /// A document that must not be skipped.
     pub(super) fn read_document(
         &self,
         id: String,
         text: Option<String>,
         metadata: Option<Metadata>,
-    ) -> Result<Document, ProviderError> {
+    ) -> Result<Document, StorageError> {
         read(id, text, metadata).map_err(|reason| self.api.bad_answer(reason))
     }
 }
 
-/// An error is the reason why it is no document.
+/// The error is the reason why the document is not valid here.
 fn read(id: String, text: Option<String>, metadata: Option<Metadata>) -> Result<Document, String> {
     Ok(Document {
         id: DocumentId::parse(id).map_err(|e| e.to_string())?,

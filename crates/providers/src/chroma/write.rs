@@ -5,131 +5,139 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use ragstone_core::document::NewDocument;
-use ragstone_core::error::InvalidInput;
-use ragstone_core::model::{EmbedInput, Role};
-use ragstone_core::provider::ProviderError;
-use ragstone_core::storage::{Selection, StorageError};
+use ragstone_core::model::ModelIdentity;
+use ragstone_core::storage::{ExportedDocument, Selection, StorageError};
 use ragstone_core::vector::normalise;
-use ragstone_core::{CollectionName, Document, DocumentId, Filter, Metadata};
+use ragstone_core::{Collection, CollectionName, Document, DocumentId, Filter, Metadata};
 use serde_json::{Value, json};
 
-use super::Chroma;
 use super::api::{COSINE, CollectionRecord};
-use super::codec;
+use super::{ChromaStorage, Role, codec};
 
 /// Chroma refuses bodies of more than 40 MB; a batch stays well below that.
 const BATCH_BYTES: usize = 16 << 20;
-/// So many documents that are there already go into one request. Chroma mends its graph around each
-/// of them and answers no query meanwhile: 5,461 of 384 numbers took it 67 s, 500 of them 4 s.
+/// Limit of replaced documents in one request. Chroma repairs its graph around each of them and answers
+/// no query meanwhile: 5,461 of 384 numbers took it 67 s, 500 of them 4 s.
 const REPLACED_AT_ONCE: usize = 500;
+/// Timeout of a request with documents in the default store: with wide vectors, and beside other work,
+/// it may take longer than other requests.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A document as it is sent.
-pub(super) struct Row {
+/// A document to be written.
+pub(super) struct Incoming {
     pub(super) document: Document,
     pub(super) vector: Vec<f32>,
-    /// Goes beside the metadata, under keys of our own.
-    pub(super) kept: Metadata,
+    /// The original length of the vector, where it has been normalised already.
+    pub(super) norm: Option<f32>,
+    pub(super) model: Option<ModelIdentity>,
 }
 
-/// Documents that can be stored as they are.
-pub(super) struct Prepared {
-    pub(super) record: CollectionRecord,
-    pub(super) rows: Vec<Row>,
-    /// Those that the model read only the beginning of.
-    pub(super) truncated: Vec<DocumentId>,
+impl From<ExportedDocument> for Incoming {
+    fn from(exported: ExportedDocument) -> Self {
+        Self {
+            document: exported.document,
+            vector: exported.vector,
+            norm: Some(exported.norm),
+            model: exported.model,
+        }
+    }
 }
 
-impl Chroma {
-    /// Everything about an add that writes nothing.
-    pub(super) async fn prepare(
+/// A document as it is sent.
+struct Row {
+    document: Document,
+    vector: Vec<f32>,
+    /// Our own keys, beside the metadata.
+    reserved: Metadata,
+}
+
+impl Row {
+    /// Chroma loses the direction of very long and very short vectors, so those for cosine distance are
+    /// sent with length one and their length is stored beside them. Other distances depend on the length.
+    fn new(incoming: Incoming, space: &str) -> Self {
+        let Incoming {
+            document,
+            mut vector,
+            norm,
+            model,
+        } = incoming;
+        let mut reserved = Metadata::new();
+        if space == COSINE {
+            let norm = norm.unwrap_or_else(|| normalise(&mut vector));
+            reserved.insert(codec::NORM.into(), f64::from(norm).into());
+        } else if let Some(norm) = norm {
+            vector.iter_mut().for_each(|x| *x *= norm);
+        }
+        if let Some(model) = model {
+            let text = json!([model.id, model.version, model.dimensions]).to_string();
+            reserved.insert(codec::MODEL.into(), text.into());
+        }
+        Self {
+            document,
+            vector,
+            reserved,
+        }
+    }
+}
+
+impl ChromaStorage {
+    pub(super) async fn write(
         &self,
         name: &CollectionName,
-        documents: Vec<NewDocument>,
-    ) -> Result<Prepared, ProviderError> {
-        if documents.is_empty() {
-            return Err(InvalidInput::new("Documents array is required").into());
-        }
-        let record = self.api.collection(name).await?;
-        let (documents, given): (Vec<Document>, Vec<Option<Vec<f32>>>) = documents
-            .into_iter()
-            .map(|new| (new.document, new.embedding))
-            .unzip();
-        let with_vector = given.iter().filter(|vector| vector.is_some()).count();
-        let (mut vectors, truncated) = if with_vector == 0 {
-            self.embed(&record, &documents).await?
-        } else {
-            let total = documents.len();
-            if let Some(index) = given.iter().position(Option::is_none) {
-                return Err(InvalidInput::new(format!(
-                    "All documents must include pre-computed embeddings, or none of them: {with_vector} of {total} \
-                     have one, the document at index {index} has not"
-                ))
-                .into());
-            }
-            (given.into_iter().flatten().collect(), Vec::new())
+        documents: Vec<Incoming>,
+    ) -> Result<(), StorageError> {
+        let _lock = self.lock(&self.document_locks, name).await?;
+        let mut record = self.api.collection(name).await?;
+        let Some(width) = documents.first().map(|incoming| incoming.vector.len()) else {
+            return Ok(());
         };
-        check_widths(&record, &vectors)?;
-        if record.space == COSINE {
-            // Chroma loses the direction of very large and very small numbers. Where other distances
-            // count, the length is part of what is kept.
-            for vector in &mut vectors {
-                normalise(vector);
-            }
+        let mismatch = |expected, actual| StorageError::DimensionMismatch {
+            collection: name.clone(),
+            expected,
+            actual,
+        };
+        if let Some(other) = documents.iter().find(|incoming| incoming.vector.len() != width) {
+            return Err(mismatch(width, other.vector.len()));
         }
-        let rows = documents
-            .into_iter()
-            .zip(vectors)
-            .map(|(document, vector)| Row {
-                document,
-                vector,
-                kept: Metadata::new(),
-            })
-            .collect();
-        Ok(Prepared {
-            record,
-            rows,
-            truncated,
-        })
+        if let Some(expected) = record.described.dimensions.filter(|expected| *expected != width) {
+            if self.role == Role::Service || self.api.count(&record).await? > 0 {
+                return Err(mismatch(expected, width));
+            }
+            record = self.recreate(&record).await?;
+        }
+        let space = record.space.clone();
+        let rows = tokio::task::spawn_blocking(move || {
+            let rows = documents.into_iter().map(|incoming| Row::new(incoming, &space));
+            rows.collect::<Vec<_>>()
+        });
+        let rows = rows
+            .await
+            .map_err(|error| StorageError::Failed(Box::new(error)))?;
+        self.send(&record, &rows).await
     }
 
-    /// The vectors, and which documents the model read only the beginning of.
-    async fn embed(
-        &self,
-        record: &CollectionRecord,
-        documents: &[Document],
-    ) -> Result<(Vec<Vec<f32>>, Vec<DocumentId>), ProviderError> {
-        let texts: Vec<EmbedInput> = documents.iter().map(|d| d.text.clone().into()).collect();
-        let embedded = self
-            .embedder(record, Role::Passage)?
-            .embed(texts, Role::Passage)
-            .await?;
-        let truncated = documents.iter().zip(&embedded);
-        let truncated = truncated
-            .filter(|(_, embedding)| embedding.truncated)
-            .map(|(document, _)| document.id.clone())
-            .collect();
-        let vectors = embedded.into_iter().map(|embedding| embedding.vector).collect();
-        Ok((vectors, truncated))
+    /// Chroma keeps the width of an emptied collection, so a collection for vectors of another width has
+    /// to be recreated.
+    async fn recreate(&self, record: &CollectionRecord) -> Result<CollectionRecord, StorageError> {
+        let name = &record.described.name;
+        let _lock = self.lock(&self.metadata_locks, name).await?;
+        let Collection { metadata, .. } = self.api.collection(name).await?.described;
+        self.api.delete_collection(name).await?;
+        self.api.create_collection(name, &metadata).await
     }
 
-    /// Sends documents in as few requests as Chroma takes them in. Each request is stored whole or
-    /// not at all. `patience` is what each may take, where that is more than other calls have.
-    pub(super) async fn store(
-        &self,
-        record: &CollectionRecord,
-        rows: &[Row],
-        patience: Option<Duration>,
-    ) -> Result<(), ProviderError> {
+    /// Sends documents in as few requests as Chroma accepts. Each request is stored whole or not at all.
+    async fn send(&self, record: &CollectionRecord, rows: &[Row]) -> Result<(), StorageError> {
+        let timeout = (self.role == Role::DefaultStore).then_some(WRITE_TIMEOUT);
         let limits = self.api.pre_flight().await?;
         let mut stored = 0;
         let mut at_most = limits.max_batch_size;
         while stored < rows.len() {
             let batch = &rows[stored..];
             let batch = &batch[..batch_length(batch, at_most)];
-            let old = self.metadata_there(record, batch).await?;
+            let old = self.existing_metadata(record, batch).await?;
             let piece = &batch[..piece_length(batch, |id| old.contains_key(id))];
-            // Where some are replaced more are likely to follow, which need not be read to be left out.
+            // More replacements are likely to follow, so the next batch is read no further than it can be sent.
             at_most = if piece.len() < batch.len() {
                 REPLACED_AT_ONCE.min(limits.max_batch_size)
             } else {
@@ -149,11 +157,11 @@ impl Chroma {
                 "metadatas": piece.iter().map(|row| replacing_metadata(row, &old)).collect::<Vec<_>>(),
                 "embeddings": embeddings,
             });
-            if let Err(error) = self.api.upsert(record, &request, patience).await {
+            if let Err(error) = self.api.upsert(record, &request, timeout).await {
                 if stored > 0 {
                     tracing::warn!(
                         service = self.api.service(), collection = %record.described.name, stored,
-                        total = rows.len(), "only the first documents of a large add were stored"
+                        total = rows.len(), "a large write failed after its first documents were stored"
                     );
                 }
                 return Err(error);
@@ -163,12 +171,12 @@ impl Chroma {
         Ok(())
     }
 
-    /// The metadata of those documents that are there already.
-    async fn metadata_there(
+    /// The metadata of the documents that exist already.
+    async fn existing_metadata(
         &self,
         record: &CollectionRecord,
         batch: &[Row],
-    ) -> Result<HashMap<String, Metadata>, ProviderError> {
+    ) -> Result<HashMap<String, Metadata>, StorageError> {
         let ids: Vec<&str> = batch.iter().map(|row| row.document.id.as_str()).collect();
         let there = self
             .api
@@ -186,14 +194,14 @@ impl Chroma {
         &self,
         name: &CollectionName,
         selection: Selection,
-    ) -> Result<u64, ProviderError> {
+    ) -> Result<u64, StorageError> {
         let record = self.api.collection(name).await?;
         let ids = match selection {
             Selection::Matching(filter) if filter.is_everything() => {
                 return self.api.delete_all(&record).await;
             }
             Selection::Matching(filter) => self.matching_ids(&record, &filter).await?,
-            // Chroma counts ids that are not there; ours must not.
+            // Chroma also counts missing ids.
             Selection::Ids(ids) => {
                 let ids: Vec<String> = ids.into_iter().map(DocumentId::into_string).collect();
                 self.existing_ids(&record, &ids).await?
@@ -210,7 +218,7 @@ impl Chroma {
         &self,
         record: &CollectionRecord,
         filter: &Filter,
-    ) -> Result<Vec<String>, ProviderError> {
+    ) -> Result<Vec<String>, StorageError> {
         let mut ids = Vec::new();
         self.each_match(record, filter, |id| ids.push(id)).await?;
         Ok(ids)
@@ -220,7 +228,7 @@ impl Chroma {
         &self,
         record: &CollectionRecord,
         ids: &[String],
-    ) -> Result<Vec<String>, ProviderError> {
+    ) -> Result<Vec<String>, StorageError> {
         let batch = self.api.pre_flight().await?.max_batch_size.max(1);
         let mut existing = Vec::new();
         for ids in ids.chunks(batch) {
@@ -233,51 +241,11 @@ impl Chroma {
     }
 }
 
-pub(super) fn check_width(
-    name: &CollectionName,
-    expected: usize,
-    actual: usize,
-) -> Result<(), ProviderError> {
-    if expected == actual {
-        return Ok(());
-    }
-    let mismatch = StorageError::DimensionMismatch {
-        collection: name.clone(),
-        expected,
-        actual,
-    };
-    Err(InvalidInput::new(mismatch.to_string()).into())
-}
-
-/// That all vectors are as wide as those that are there, or else as the first.
-fn check_widths(record: &CollectionRecord, vectors: &[Vec<f32>]) -> Result<(), ProviderError> {
-    let stored = record.described.dimensions;
-    let Some(width) = stored.or_else(|| vectors.first().map(Vec::len)) else {
-        return Ok(());
-    };
-    let Some((index, other)) = vectors
-        .iter()
-        .enumerate()
-        .find(|(_, vector)| vector.len() != width)
-    else {
-        return Ok(());
-    };
-    let whose = match stored {
-        Some(_) => format!("collection '{}' has", record.described.name),
-        None => "the documents before it have".to_owned(),
-    };
-    Err(InvalidInput::new(format!(
-        "Embedding dimension mismatch: the document at index {index} has {} dimensions, {whose} {width}",
-        other.len()
-    ))
-    .into())
-}
-
-/// Chroma merges the metadata of a document that is there already. To replace it, the keys that are
-/// to go are set to null.
+/// The metadata that replaces that of a document. Chroma merges metadata, so keys that are to go are set
+/// to null.
 fn replacing_metadata(row: &Row, old: &HashMap<String, Metadata>) -> Metadata {
     let mut new = codec::encode(&row.document.metadata);
-    new.extend(row.kept.clone());
+    new.extend(row.reserved.clone());
     for key in old
         .get(row.document.id.as_str())
         .into_iter()
@@ -290,13 +258,13 @@ fn replacing_metadata(row: &Row, old: &HashMap<String, Metadata>) -> Metadata {
     new
 }
 
-/// How many documents of a batch go into one request, so that not too many of them are replaced.
-fn piece_length(batch: &[Row], is_there: impl Fn(&str) -> bool) -> usize {
+/// How many documents of a batch go into one request: up to [`REPLACED_AT_ONCE`] existing ones.
+fn piece_length(batch: &[Row], exists: impl Fn(&str) -> bool) -> usize {
     let mut replaced = 0;
     batch
         .iter()
         .take_while(|row| {
-            replaced += usize::from(is_there(row.document.id.as_str()));
+            replaced += usize::from(exists(row.document.id.as_str()));
             replaced <= REPLACED_AT_ONCE
         })
         .count()
@@ -331,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn batches_keep_to_the_servers_count_and_to_a_size() {
+    fn batches_respect_the_servers_limit_and_a_size() {
         let document = |length: usize| Row {
             document: Document {
                 id: DocumentId::generate(),
@@ -339,7 +307,7 @@ mod tests {
                 metadata: Metadata::new(),
             },
             vector: vec![1.0; 3],
-            kept: Metadata::new(),
+            reserved: Metadata::new(),
         };
         let small: Vec<Row> = (0..10).map(|_| document(1)).collect();
         assert_eq!(batch_length(&small, 4), 4);
@@ -351,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn one_request_replaces_only_so_many_and_adds_any_number() {
+    fn one_request_replaces_a_limited_number_and_adds_any_number() {
         let rows: Vec<Row> = (0..4 * REPLACED_AT_ONCE)
             .map(|n| Row {
                 document: Document {
@@ -360,7 +328,7 @@ mod tests {
                     metadata: Metadata::new(),
                 },
                 vector: vec![1.0; 3],
-                kept: Metadata::new(),
+                reserved: Metadata::new(),
             })
             .collect();
         assert_eq!(piece_length(&rows, |_| false), rows.len());

@@ -1,9 +1,8 @@
-//! The narrowest condition of Chroma's that no matching document fails.
+//! Pre-filtering: the narrowest Chroma condition that every matching document satisfies.
 //!
-//! Chroma's own operators mean something else than ours: `$eq` does not look into lists, strings
-//! have no order, there is no `$exists` and no `$not`. So a filter is not translated but narrowed:
-//! the condition may let documents pass that do not match, and must not miss one that does,
-//! whoever wrote it.
+//! Chroma's operators differ from ours: `$eq` does not look into lists, strings have no order, and
+//! there is no `$exists` and no `$not`. So a filter is not translated but narrowed: the condition may
+//! pass documents that do not match, and must never miss one that does, whoever wrote it.
 
 use ragstone_core::Filter;
 use ragstone_core::filter::{Scalar, Test};
@@ -20,9 +19,9 @@ pub(super) enum Narrowed {
     Nothing,
 }
 
-/// A condition with more alternatives costs Chroma more than it spares.
+/// A condition with more alternatives costs Chroma more than it saves.
 const MAX_ALTERNATIVES: usize = 64;
-/// Whole numbers up to here are the same as floats.
+/// Integers up to this are exact as floats.
 const EXACT: f64 = 9_007_199_254_740_992.0;
 
 pub(super) fn narrow(filter: &Filter) -> Narrowed {
@@ -53,13 +52,13 @@ pub(super) fn narrow(filter: &Filter) -> Narrowed {
             name,
             test: Test::OneOf(values),
         } => one_of(name, values),
-        // What of these Chroma has no word for, and what it has one for does not look into lists.
+        // Chroma lacks these operators, or its own do not look into lists.
         Filter::Not(_) | Filter::Field { .. } => Narrowed::Everything,
     }
 }
 
-/// A scalar that is equal, a list of Chroma's own that has one as an element, or encoded metadata,
-/// which Chroma cannot look into.
+/// An equal scalar, a native list with such an element, or encoded metadata, which Chroma cannot look
+/// into.
 fn one_of(name: &str, values: &[Scalar]) -> Narrowed {
     if values.is_empty() {
         return Narrowed::Nothing;

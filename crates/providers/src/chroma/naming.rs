@@ -1,12 +1,10 @@
-//! Names of collections, ours and Chroma's.
+//! Collection names of Ragstone and of Chroma.
 //!
-//! Chroma's have at least three characters, begin and end with a letter or digit, have no two dots
-//! in a row, and are no IPv4 addresses. A service shows what another's server has, under the names it has there, and can
-//! make only such. A store must be able to keep every collection, so it wraps the names that Chroma
-//! refuses.
+//! Chroma's names have at least three characters, begin and end with a letter or digit, have no two dots
+//! in a row, and are not IPv4 addresses. A service uses Chroma's names as they are. The default store must
+//! accept every name, so it wraps the names that Chroma refuses.
 
 use ragstone_core::CollectionName;
-use ragstone_core::error::InvalidInput;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Naming {
@@ -18,20 +16,21 @@ const PREFIX: &str = "ragstone--";
 const SUFFIX: &str = "-x";
 
 impl Naming {
-    pub(super) fn chroma_name(self, name: &CollectionName) -> Result<String, InvalidInput> {
+    /// The error is a message for the client.
+    pub(super) fn chroma_name(self, name: &CollectionName) -> Result<String, String> {
         let text = name.as_str();
         match self {
             Self::AsTheyAre if is_possible(text) => Ok(text.to_owned()),
-            Self::AsTheyAre => Err(InvalidInput::new(format!(
+            Self::AsTheyAre => Err(format!(
                 "Invalid collection name {text:?} for ChromaDB: it must have at least 3 characters, begin and end with \
-                 a letter or digit, have no two dots in a row, and be no IPv4 address"
-            ))),
+                 a letter or digit, have no two dots in a row, and not be an IPv4 address"
+            )),
             Self::Wrapped if is_possible(text) && !text.starts_with(PREFIX) => Ok(text.to_owned()),
             Self::Wrapped => Ok(wrap(text)),
         }
     }
 
-    /// `None` for a name that cannot be one of ours.
+    /// `None` for a name that is not valid here.
     pub(super) fn our_name(self, name: &str) -> Option<CollectionName> {
         if self == Self::Wrapped
             && let Some(rest) = name.strip_prefix(PREFIX)
@@ -55,7 +54,7 @@ fn is_possible(name: &str) -> bool {
         && !looks_like_an_address(name)
 }
 
-/// More than are addresses, but no name that Chroma takes for one.
+/// Matches a little more than addresses, and every name that Chroma takes for one.
 fn looks_like_an_address(name: &str) -> bool {
     let number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     name.split('.').count() == 4 && name.split('.').all(number)
@@ -94,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_can_be_kept_and_comes_back() {
+    fn every_name_survives_the_round_trip() {
         let long = "x-".repeat(64);
         let names = [
             "docs",
@@ -121,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_we_did_not_wrap_is_not_unwrapped() {
+    fn names_that_were_not_wrapped_are_not_unwrapped() {
         for name in ["ragstone--a-q-x", "ragstone--a", "ragstone---x"] {
             assert_eq!(Naming::Wrapped.our_name(name), None, "{name}");
         }

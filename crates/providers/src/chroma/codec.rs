@@ -1,9 +1,9 @@
-//! Metadata as Chroma can hold it.
+//! Encoding of metadata for Chroma.
 //!
 //! Strings, booleans and numbers are stored as they are, so that other clients see them and Chroma
 //! can filter on them. Everything else (null, lists, objects, numbers and keys that Chroma would
-//! change or refuse) is put into one reserved key as JSON, and a flag is set beside it, by which such
-//! documents can be found.
+//! change or refuse) is stored as JSON in one reserved key. A flag beside it makes such documents
+//! searchable.
 
 use ragstone_core::Metadata;
 use serde_json::Value;
@@ -11,12 +11,11 @@ use serde_json::Value;
 /// Set on everything that has encoded fields.
 pub(super) const ENCODED_FLAG: &str = "ragstone:encoded";
 const ENCODED_FIELDS: &str = "ragstone:json";
-/// What a store keeps of a document besides its metadata: the length its vector was given with, and
-/// the model that made it.
+/// The original length of a document's vector, and the model that made it.
 pub(super) const NORM: &str = "ragstone:norm";
 pub(super) const MODEL: &str = "ragstone:model";
 
-/// Keys that Chroma refuses or means something by, and our own.
+/// False for keys that Chroma refuses or reserves, and for our own.
 pub(super) fn is_plain_key(key: &str) -> bool {
     !key.is_empty()
         && !["$", "#", "chroma:", "ragstone:"]
@@ -27,7 +26,7 @@ pub(super) fn is_plain_key(key: &str) -> bool {
 fn is_plain_value(value: &Value) -> bool {
     match value {
         Value::String(_) | Value::Bool(_) => true,
-        // Beyond this range it would come back as another number; minus zero loses its sign.
+        // Chroma changes numbers beyond this range, and loses the sign of minus zero.
         Value::Number(number) => match number.as_f64() {
             _ if number.is_i64() => true,
             Some(float) => !(number.is_u64() || float == 0.0 && float.is_sign_negative()),
@@ -37,8 +36,8 @@ fn is_plain_value(value: &Value) -> bool {
     }
 }
 
-/// Chroma reads numbers of many digits as a neighbour of what was written.
-fn comes_back_otherwise(value: &Value) -> bool {
+/// Chroma returns a neighbour of a number with many digits.
+fn is_rounded_by_chroma(value: &Value) -> bool {
     const SAFE_DIGITS: usize = 15;
     let Value::Number(number) = value else {
         return false;
@@ -52,8 +51,8 @@ pub(super) fn encode(metadata: &Metadata) -> Metadata {
         .clone()
         .into_iter()
         .partition(|(key, value)| is_plain_key(key) && is_plain_value(value));
-    // Beside the number that other clients see there is the true one.
-    let inexact = plain.iter().filter(|(_, value)| comes_back_otherwise(value));
+    // The exact number is stored beside the one that other clients see.
+    let inexact = plain.iter().filter(|(_, value)| is_rounded_by_chroma(value));
     other.extend(inexact.map(|(key, value)| (key.clone(), value.clone())));
     if other.is_empty() {
         plain
@@ -62,7 +61,7 @@ pub(super) fn encode(metadata: &Metadata) -> Metadata {
     }
 }
 
-/// Of a collection: Chroma refuses metadata without any key.
+/// [`encode`] for a collection: Chroma refuses empty metadata.
 pub(super) fn encode_some(metadata: &Metadata) -> Metadata {
     let encoded = encode(metadata);
     if encoded.is_empty() {
@@ -81,7 +80,7 @@ fn flagged(mut plain: Metadata, other: &Metadata) -> Metadata {
     plain
 }
 
-/// An error is the reason why it cannot be decoded.
+/// The error is the reason why the metadata cannot be decoded.
 pub(super) fn decode(stored: Option<Metadata>) -> Result<Metadata, String> {
     let mut metadata = stored.unwrap_or_default();
     for key in [ENCODED_FLAG, NORM, MODEL] {
@@ -102,8 +101,8 @@ pub(super) fn decode(stored: Option<Metadata>) -> Result<Metadata, String> {
     Ok(metadata)
 }
 
-/// Of a field that was encoded, what holds: what was `kept` as JSON, unless what is `seen` beside it
-/// tells that another client has changed the field since. Only numbers are put there by us as well.
+/// The current value of an encoded field: the value `kept` as JSON, unless the plain value `seen` beside
+/// it shows that another client changed the field since. Only numbers are stored in both places.
 fn newest(key: &str, kept: Value, seen: Option<Value>) -> Option<Value> {
     let is_twice = is_plain_key(key) && is_plain_value(&kept);
     match seen {
@@ -113,9 +112,9 @@ fn newest(key: &str, kept: Value, seen: Option<Value>) -> Option<Value> {
     }
 }
 
-/// Whether Chroma's reading of a number explains the difference.
+/// Whether the two numbers differ only by Chroma's rounding.
 fn is_rounded(written: &Value, read: &Value) -> bool {
-    /// Some tens of neighbours: more than it was ever off by, and less than anybody changes.
+    /// A few dozen neighbours: more than Chroma was ever off by, less than any real change.
     const RELATIVE: f64 = 1e-14;
     let (Some(written), Some(read)) = (written.as_f64(), read.as_f64()) else {
         return false;

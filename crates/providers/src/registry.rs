@@ -1,55 +1,47 @@
-//! RAG backends, and the registry they are found in.
+//! The kinds of backend, and the registry they are found in.
 //!
-//! A kind of backend is one [`ProviderKind`]: its id, what it is called, what it can do, the schema
-//! of its connection, and a function that connects. Adding one is a file with such a value in it and
-//! a line in [`Registry::built_in`]; kinds that live in other crates are added with
-//! [`Registry::register`].
-
-mod chroma;
-mod filter_json;
-mod health;
-mod operations;
-mod rerank;
-mod wrapper;
+//! A kind of backend is one [`ProviderKind`]: its id, its description, its capabilities, the schema of
+//! its connection, and a function that connects. Adding one takes a file with such a value and a line
+//! in [`Registry::built_in`]. Kinds that live in other crates are added with [`Registry::register`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ragstone_core::Metadata;
-use ragstone_core::model::Embedder;
-use ragstone_core::provider::{Capability, RagProvider};
+use ragstone_core::backend::{Backend, Capability};
+use ragstone_core::storage::Storage;
 use serde::Serialize;
 use serde_json::Value;
-
-pub use chroma::ChromaStore;
-pub use filter_json::filter_to_json;
 
 use crate::config::{Environment, ServiceConfig};
 use crate::error::ConfigError;
 use crate::http::AddressRule;
-use operations::Operations;
+use crate::{chroma, ragstone};
 
-/// The models that backends without embeddings of their own are served by, under the ids that
-/// collections name them by.
-pub type Embedders = Arc<BTreeMap<String, Arc<dyn Embedder>>>;
-
-/// What a backend gets besides its own configuration.
+/// The surroundings of a connection.
 pub struct ConnectContext<'a> {
     /// The name of the service, for errors and logs.
     pub service: &'a str,
-    pub embedders: Embedders,
     /// [`AddressRule::Foreign`] for a connection that a client of the API brought.
     pub addresses: AddressRule,
     pub environment: Environment<'a>,
 }
 
-type Connect = dyn Fn(&Metadata, ConnectContext) -> Result<Arc<dyn RagProvider>, ConfigError> + Send + Sync;
+/// A connected service.
+pub enum Connected {
+    /// It embeds and reranks itself.
+    Backend(Arc<dyn Backend>),
+    /// It stores and searches vectors; the models of this process embed and rerank for it.
+    Storage(Arc<dyn Storage>),
+}
+
+type Connect = dyn Fn(&Metadata, ConnectContext) -> Result<Connected, ConfigError> + Send + Sync;
 
 /// One kind of backend.
 #[derive(Clone)]
 pub struct ProviderKind {
     pub description: ProviderDescription,
-    /// The JSON Schema of its connection, with titles, descriptions, defaults and examples for a form.
+    /// JSON Schema of its connection, with titles, descriptions, defaults and examples for a form.
     pub schema: Value,
     connect: Arc<Connect>,
 }
@@ -63,14 +55,11 @@ pub struct ProviderDescription {
 }
 
 impl ProviderKind {
-    /// `connect` checks the connection against the schema and opens nothing yet.
+    /// `connect` checks the connection against the schema and sends nothing yet.
     pub fn new(
         description: ProviderDescription,
         schema: Value,
-        connect: impl Fn(&Metadata, ConnectContext) -> Result<Arc<dyn RagProvider>, ConfigError>
-        + Send
-        + Sync
-        + 'static,
+        connect: impl Fn(&Metadata, ConnectContext) -> Result<Connected, ConfigError> + Send + Sync + 'static,
     ) -> Self {
         Self {
             description,
@@ -88,7 +77,7 @@ impl Registry {
     /// The kinds of this crate.
     pub fn built_in() -> Self {
         let mut registry = Self::default();
-        registry.register(wrapper::kind());
+        registry.register(ragstone::kind());
         registry.register(chroma::kind());
         registry
     }
@@ -106,19 +95,14 @@ impl Registry {
         self.0.get(id)
     }
 
-    /// Makes a backend from the configuration of a service. Nothing is sent yet; an unknown kind, or
-    /// a connection that does not fit its schema, is an error that names the field.
-    pub fn connect(
-        &self,
-        config: &ServiceConfig,
-        context: ConnectContext,
-    ) -> Result<Arc<dyn RagProvider>, ConfigError> {
+    /// Connects a configured service. Nothing is sent yet. An unknown kind, or a connection that does not
+    /// fit its schema, is an error that names the field.
+    pub fn connect(&self, config: &ServiceConfig, context: ConnectContext) -> Result<Connected, ConfigError> {
         let kind = self.kind(&config.provider).ok_or_else(|| ConfigError::Unknown {
             kind: "provider",
             given: config.provider.clone(),
             known: self.0.keys().copied().collect::<Vec<_>>().join(", "),
         })?;
-        let backend = (kind.connect)(&config.connection, context)?;
-        Ok(Arc::new(Operations(backend)))
+        (kind.connect)(&config.connection, context)
     }
 }
