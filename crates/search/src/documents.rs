@@ -12,7 +12,7 @@ use ragstone_core::storage::{DocumentBatch, StoredDocument};
 const NEEDS_EMBEDDINGS: &str = "All documents must include pre-computed embeddings";
 
 /// Stores all of the documents or none of them.
-pub async fn add(
+pub(crate) async fn add(
     service: &Service,
     name: &CollectionName,
     documents: Vec<NewDocument>,

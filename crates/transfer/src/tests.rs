@@ -5,7 +5,7 @@ use ragstone_core::model::ModelIdentity;
 use ragstone_core::models::Models;
 use ragstone_core::service::Service;
 use ragstone_core::storage::{DocumentBatch, Selection, Storage, StorageError, StoredDocument};
-use ragstone_core::{Document, DocumentId};
+use ragstone_core::{Document, DocumentId, Metadata};
 use ragstone_search::{QueryVectors, StorageBackend};
 use ragstone_store::{SqliteStore, StoreOptions};
 use serde_json::json;

@@ -105,7 +105,7 @@ async fn rerank_by_services(
         match outcome {
             Ok(warning) => {
                 response.reranked = true;
-                for message in warning {
+                if let Some(message) = warning {
                     response.warn(None, message);
                 }
             }
