@@ -39,6 +39,6 @@ pub use error::Error;
 pub use index::held::Held;
 pub use inspect::{InspectedCollection, Inspection, check_access, has_database, inspect};
 pub use postgres::{
-    PostgresInspection, PostgresOptions, PostgresStore, PostgresUrl, Thresholds, inspect_postgres,
+    PostgresInspection, PostgresOptions, PostgresStore, PostgresThresholds, PostgresUrl, inspect_postgres,
 };
 pub use store::{SqliteStore, StoreOptions};

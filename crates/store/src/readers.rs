@@ -40,6 +40,7 @@ impl Readers {
             .acquire_owned()
             .await
             .map_err(|_| Error::Closed)?;
+        metrics::counter!("ragstone_store_reads_total").increment(1);
         let readers = self.clone();
         let outcome = tokio::task::spawn_blocking(move || {
             let _permit = permit;

@@ -57,7 +57,7 @@ pub async fn inspect_postgres(url: &PostgresUrl) -> Result<PostgresInspection> {
              (SELECT default_version FROM pg_available_extensions WHERE name = 'vector'))",
     );
     within(READ_DEADLINE, async {
-        let (session, rows) = Session::read(&pool, &versions, None).await?;
+        let (session, rows) = Session::read(&pool, &versions).await?;
         let row = rows
             .first()
             .ok_or_else(|| Error::Damaged("a row is missing".into()))?;
