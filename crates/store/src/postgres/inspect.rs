@@ -10,7 +10,7 @@ use super::statement::Statement;
 use super::url::PostgresUrl;
 use super::{READ_DEADLINE, within};
 use crate::error::{Error, Result};
-use crate::inspect::InspectedCollection;
+use crate::sqlite::InspectedCollection;
 
 #[derive(Debug)]
 pub struct PostgresInspection {

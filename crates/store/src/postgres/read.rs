@@ -19,7 +19,7 @@ use super::schema::table;
 use super::statement::Statement;
 use super::stats_cache::TableStats;
 use crate::error::{Error, Result};
-use crate::search::document;
+use crate::ranking::document;
 
 const COLLECTION: &str =
     "SELECT name, metadata, dimensions, documents, relation FROM ragstone.collections WHERE ";

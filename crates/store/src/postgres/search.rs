@@ -23,8 +23,7 @@ use super::statement::Statement;
 use super::stats_cache::{StatsCache, TableStats};
 use super::vector_search::{Strategy, VectorRanking};
 use crate::error::{Error, Result};
-use crate::index::dense::distance;
-use crate::search::{StageClock, dense_score};
+use crate::ranking::{StageClock, dense_score, distance};
 
 /// A smaller sample says too little about the selectivity of a filter to be kept.
 const MIN_SAMPLE: i64 = 200;

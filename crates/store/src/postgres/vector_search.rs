@@ -7,7 +7,7 @@ use super::PostgresThresholds;
 use super::maintenance::HalfPrecision;
 use super::statement::Statement;
 use super::stats_cache::TableStats;
-use crate::search::fusion_depth;
+use crate::ranking::fusion_depth;
 
 /// Number of rows sampled to estimate how many match a filter.
 const SAMPLE: u64 = 1000;
