@@ -27,8 +27,8 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use crate::error::{Error, Result};
-use crate::faults::Faults;
-use crate::published::Published;
+use crate::sqlite::faults::Faults;
+use crate::sqlite::published::Published;
 pub(crate) use documents::prepare;
 use lanes::{Batch, Lanes};
 use log::LogMover;

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use crate::index::Snapshot;
-use crate::index::held::Held;
+use crate::sqlite::index::Snapshot;
+use crate::sqlite::index::held::Held;
 
 /// The newest snapshot of each collection, by its id. The lock is held for pointer copies only.
 #[derive(Default)]

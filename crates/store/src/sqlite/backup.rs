@@ -5,7 +5,7 @@
 //! done. A backup has all that was acknowledged before it was begun, and nothing that was deleted
 //! by then.
 
-mod place;
+mod target;
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -15,8 +15,8 @@ use rusqlite::backup::{Backup, StepResult};
 use rusqlite::{Connection, OpenFlags};
 
 use crate::error::{Error, Result};
-use crate::inspect::problems;
-use crate::schema::{DATABASE_FILE, DataDirectory, LOCK_FILE, MIGRATIONS, open_reader, open_writer};
+use crate::sqlite::inspect::problems;
+use crate::sqlite::schema::{DATABASE_FILE, DataDirectory, LOCK_FILE, MIGRATIONS, open_reader, open_writer};
 
 /// So many pages are copied between two reports of progress.
 const PAGES: i32 = 4096;
@@ -44,8 +44,8 @@ pub fn backup(directory: &Path, file: &Path, progress: impl Fn(u64, u64)) -> Res
     if !database.exists() {
         return Err(Error::NothingToBackUp(directory.to_owned()));
     }
-    place::check_target(directory, file)?;
-    crate::vec_extension::register();
+    target::check_target(directory, file)?;
+    crate::sqlite::vec_extension::register();
     let failed = |source| Error::Backup {
         path: file.to_owned(),
         source,
@@ -138,7 +138,7 @@ fn check(file: &Path) -> Result<BackedUp> {
 /// Puts a backup into a data directory that nobody uses. What is there stays until the backup is
 /// known to be whole. Blocks.
 pub fn restore(file: &Path, directory: &Path, occupied: Occupied) -> Result<BackedUp> {
-    crate::vec_extension::register();
+    crate::sqlite::vec_extension::register();
     let failed = |reason| Error::Directory {
         path: directory.to_owned(),
         reason,
@@ -149,7 +149,7 @@ pub fn restore(file: &Path, directory: &Path, occupied: Occupied) -> Result<Back
             reason: "there is no such file".into(),
         });
     }
-    place::check_source(directory, file)?;
+    target::check_source(directory, file)?;
     let target = DataDirectory::open(directory)?;
     if occupied == Occupied::Refuse && holds_data(directory).map_err(failed)? {
         return Err(Error::NotEmpty(directory.to_owned()));

@@ -6,8 +6,8 @@ use ragstone_core::{CollectionName, DocumentId};
 use rusqlite::{Connection, OptionalExtension, Row};
 
 use crate::error::{Error, Result};
-use crate::index::Snapshot;
-use crate::search::document;
+use crate::ranking::document;
+use crate::sqlite::index::Snapshot;
 
 /// A page ends early when it has grown this large.
 const PAGE_BYTES: usize = 8 << 20;

@@ -1,27 +1,22 @@
 //! One search: filter, rank by meaning and by word, fuse, and fetch the documents.
 
-use std::time::Instant;
-
 use ragstone_core::analysis::analyze_query;
 use ragstone_core::fusion::{HitRanks, Rank, fuse};
-use ragstone_core::search::{SearchHit, StageTime};
+use ragstone_core::search::SearchHit;
 use ragstone_core::storage::{SearchHits, StorageQuery};
 use ragstone_core::vector::normalise;
-use ragstone_core::{Document, DocumentId, Metadata};
+use ragstone_core::{Document, DocumentId};
 use roaring::RoaringBitmap;
 use rusqlite::{Connection, OptionalExtension};
 
 use crate::error::{Error, Result};
-use crate::export::vector_models;
-use crate::index::Snapshot;
-use crate::index::dense::{Candidates, Neighbour, distance, nearest};
-use crate::index::kernel::dot;
-use crate::readers::View;
-use crate::siblings::Siblings;
-
-/// How much deeper than the answer each ranking goes before the two are fused.
-const FUSION_DEPTH: usize = 4;
-const FUSION_AT_LEAST: usize = 100;
+use crate::ranking::{StageClock, dense_score, distance, document, fusion_depth};
+use crate::sqlite::export::vector_models;
+use crate::sqlite::index::Snapshot;
+use crate::sqlite::index::dense::{Candidates, Neighbour, nearest};
+use crate::sqlite::index::kernel::dot;
+use crate::sqlite::readers::View;
+use crate::sqlite::siblings::Siblings;
 
 /// A hit before its document is fetched.
 struct Ranked {
@@ -214,16 +209,6 @@ fn hybrid(
     })
 }
 
-/// How deep each ranking goes for an answer of this length.
-pub(crate) fn fusion_depth(limit: usize) -> usize {
-    limit.saturating_mul(FUSION_DEPTH).max(FUSION_AT_LEAST)
-}
-
-/// The score clients see: one for the same direction, zero for the opposite one.
-pub(crate) fn dense_score(similarity: f32) -> f64 {
-    f64::from(1.0 - distance(similarity) / 2.0)
-}
-
 /// Reads the document of a slot.
 pub(crate) fn fetch(connection: &Connection, snapshot: &Snapshot, slot: u32) -> Result<Document> {
     let rowid = snapshot
@@ -235,38 +220,4 @@ pub(crate) fn fetch(connection: &Connection, snapshot: &Snapshot, slot: u32) -> 
             Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?, row.get(2)?))
         })?;
     document(id, &metadata, text)
-}
-
-pub(crate) fn document(id: String, metadata: &str, text: String) -> Result<Document> {
-    let metadata: Metadata = serde_json::from_str(metadata)?;
-    Ok(Document {
-        id: DocumentId::parse(id).map_err(|e| Error::Damaged(e.to_string()))?,
-        text,
-        metadata,
-    })
-}
-
-#[derive(Default)]
-pub(crate) struct StageClock {
-    pub(crate) stages: Vec<StageTime>,
-}
-
-impl StageClock {
-    pub(crate) fn time<T>(&mut self, stage: &'static str, work: impl FnOnce() -> T) -> T {
-        let start = Instant::now();
-        let outcome = work();
-        self.note(stage, start);
-        outcome
-    }
-
-    pub(crate) async fn time_async<T>(&mut self, stage: &'static str, work: impl Future<Output = T>) -> T {
-        let start = Instant::now();
-        let outcome = work.await;
-        self.note(stage, start);
-        outcome
-    }
-
-    fn note(&mut self, stage: &'static str, start: Instant) {
-        self.stages.push(StageTime::new(stage, start.elapsed()));
-    }
 }

@@ -76,7 +76,7 @@ impl Transaction<'_> {
         now: Millis,
         lease_until: Millis,
     ) -> Result<Vec<Record>> {
-        let mut records = crate::records::due_records(self.connection, kind, limit, now)?;
+        let mut records = crate::sqlite::records::due_records(self.connection, kind, limit, now)?;
         for record in &mut records {
             record.version = self.next_record_version() as u64;
             record.due = Some(lease_until);

@@ -7,9 +7,9 @@ use ragstone_core::CollectionName;
 use rusqlite::{Connection, OptionalExtension};
 
 use crate::error::{Error, Result};
-use crate::faults::{FaultPoint, Faults};
-use crate::index::{Indexed, Sealed, Snapshot};
-use crate::published::Published;
+use crate::sqlite::faults::{FaultPoint, Faults};
+use crate::sqlite::index::{Indexed, Sealed, Snapshot};
+use crate::sqlite::published::Published;
 
 /// What a step changes in memory, once its part of the transaction has succeeded.
 pub(crate) enum Change {

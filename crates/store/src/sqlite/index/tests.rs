@@ -9,7 +9,7 @@ use serde_json::json;
 use super::dense::{Candidates, Neighbour, nearest};
 use super::kernel::dot;
 use super::{Indexed, Snapshot};
-use crate::terms::encode;
+use crate::sqlite::terms::encode;
 
 struct Noise(u64);
 

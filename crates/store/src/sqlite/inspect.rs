@@ -8,7 +8,7 @@ use std::path::Path;
 use rusqlite::Connection;
 
 use crate::error::{Error, Result};
-use crate::schema::{DATABASE_FILE, LOCK_FILE, MIGRATIONS, open_reader};
+use crate::sqlite::schema::{DATABASE_FILE, LOCK_FILE, MIGRATIONS, open_reader};
 
 #[derive(Debug)]
 pub struct Inspection {
@@ -54,7 +54,7 @@ pub fn inspect(directory: &Path) -> Result<Option<Inspection>> {
         return Ok(None);
     }
     let database = directory.join(DATABASE_FILE);
-    crate::vec_extension::register();
+    crate::sqlite::vec_extension::register();
     let connection = open_reader(&database)?;
     let schema = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
     let known_schema = MIGRATIONS.len() as i64;

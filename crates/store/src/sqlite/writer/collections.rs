@@ -5,8 +5,8 @@ use ragstone_core::{Collection, CollectionName, Metadata};
 
 use super::transaction::{Change, Transaction};
 use crate::error::{Error, Result};
-use crate::faults::FaultPoint;
-use crate::schema::vector_table;
+use crate::sqlite::faults::FaultPoint;
+use crate::sqlite::schema::vector_table;
 
 impl Transaction<'_> {
     pub(crate) fn create_collection(

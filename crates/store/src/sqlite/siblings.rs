@@ -12,8 +12,8 @@ use roaring::RoaringBitmap;
 use rusqlite::Connection;
 
 use crate::error::{Error, Result};
-use crate::index::Snapshot;
-use crate::search::fetch;
+use crate::sqlite::index::Snapshot;
+use crate::sqlite::search::fetch;
 
 /// Every section is ordered once and every document read once, however many hits share them.
 pub(crate) struct Siblings<'a> {

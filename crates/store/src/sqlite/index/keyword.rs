@@ -15,7 +15,7 @@ use roaring::RoaringBitmap;
 use super::chunked::Chunked;
 use super::segment::{MAX_DOCUMENTS, PostingList, SegmentBuilder, SegmentData, merge};
 use crate::error::Result;
-use crate::terms;
+use crate::sqlite::terms;
 
 /// Stands for a slot where a document is gone.
 const GONE: u32 = u32::MAX;

@@ -4,11 +4,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use deadpool_postgres::{Object, Pool};
+use deadpool_postgres::Object;
 use tokio::sync::Notify;
 use tokio_postgres::error::SqlState;
 
-use super::Thresholds;
+use super::PostgresThresholds;
+use super::pool::Pool;
 use super::schema::table;
 use crate::error::{Error, Result};
 
@@ -20,11 +21,11 @@ const BUILD_LOCK: i32 = 0x7261_6773;
 /// Vectors as an index has them: numbers of half the size, so that it is half as large and sooner built.
 /// The exact order is restored from the full ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Indexed {
+pub(super) struct HalfPrecision {
     dimensions: usize,
 }
 
-impl Indexed {
+impl HalfPrecision {
     const WIDEST: usize = 4000;
 
     /// `None` for vectors that are too wide for an index, and always searched as a whole.
@@ -37,17 +38,17 @@ impl Indexed {
     }
 }
 
-pub(super) struct Keeper {
+pub(super) struct Maintenance {
     pool: Pool,
     /// Set off when a table was let go of.
     wake: Arc<Notify>,
-    thresholds: Thresholds,
+    thresholds: PostgresThresholds,
     /// How many documents each collection had at the last look, by the number of its table.
     sizes: HashMap<i64, u64>,
 }
 
-impl Keeper {
-    pub(super) fn new(pool: Pool, wake: Arc<Notify>, thresholds: Thresholds) -> Self {
+impl Maintenance {
+    pub(super) fn new(pool: Pool, wake: Arc<Notify>, thresholds: PostgresThresholds) -> Self {
         Self {
             pool,
             wake,
@@ -56,7 +57,7 @@ impl Keeper {
         }
     }
 
-    pub(super) async fn keep(mut self) {
+    pub(super) async fn run(mut self) {
         let mut look = tokio::time::interval(self.thresholds.settle);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -126,7 +127,7 @@ impl Keeper {
             let before = self.sizes.get(&relation).copied();
             let settled = before
                 .is_some_and(|before| documents.abs_diff(before) as f64 <= STILL_FILLING * documents as f64);
-            if let Some(vectors) = Indexed::of(dimensions).filter(|_| settled && ready.is_none()) {
+            if let Some(vectors) = HalfPrecision::of(dimensions).filter(|_| settled && ready.is_none()) {
                 ready = Some((relation, vectors));
             }
             sizes.insert(relation, documents);
@@ -141,7 +142,7 @@ impl Keeper {
 
 /// Only one process builds a given index; the others go on. The lock belongs to the connection, so
 /// it is gone with a process that dies, and what that has left half-built is built anew.
-async fn build(client: Object, relation: i64, vectors: Indexed) -> Result<()> {
+async fn build(client: Object, relation: i64, vectors: HalfPrecision) -> Result<()> {
     // Never given back to the pool: the settings and the lock end with the connection.
     let client = Object::take(client);
     let number = i32::try_from(relation % i64::from(i32::MAX)).unwrap_or_default();

@@ -110,7 +110,7 @@ impl DataDirectory {
 
 /// Opens the one connection that writes, and migrates the schema.
 pub(crate) fn open_writer(path: &Path) -> Result<Connection> {
-    crate::vec_extension::register();
+    crate::sqlite::vec_extension::register();
     let mut connection = Connection::open_with_flags(
         path,
         OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX,

@@ -8,7 +8,7 @@ use std::hash::BuildHasher;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
 use crate::error::Result;
-use crate::terms;
+use crate::sqlite::terms;
 
 /// Local numbers are 16 bits wide; larger segments would also make merging them felt.
 pub(crate) const MAX_DOCUMENTS: usize = 16_384;

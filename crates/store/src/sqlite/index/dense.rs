@@ -75,10 +75,6 @@ impl Neighbour {
     }
 }
 
-pub(crate) fn distance(similarity: f32) -> f32 {
-    (1.0 - similarity).clamp(0.0, 2.0)
-}
-
 /// Which slots are searched, and the same as bits where they are not all.
 pub(crate) struct Candidates<'a> {
     pub(crate) slots: &'a RoaringBitmap,

@@ -8,9 +8,9 @@ use rusqlite::{OptionalExtension, params};
 
 use super::transaction::{Change, Transaction};
 use crate::error::{Error, Result};
-use crate::index::{Indexed, Snapshot};
-use crate::schema::vector_table;
-use crate::terms::encode;
+use crate::sqlite::index::{Indexed, Snapshot};
+use crate::sqlite::schema::vector_table;
+use crate::sqlite::terms::encode;
 
 /// Documents with all that can be worked out before they reach the writer.
 pub(crate) struct PreparedBatch {

@@ -9,7 +9,7 @@ use rusqlite::{Connection, OpenFlags};
 
 use super::with_suffix;
 use crate::error::{Error, Result};
-use crate::schema::{DATABASE_FILE, LOCK_FILE};
+use crate::sqlite::schema::{DATABASE_FILE, LOCK_FILE};
 
 /// What a data directory has beside the database, as endings of its name.
 const BESIDE: [&str; 5] = ["", "-wal", "-shm", "-journal", ".restoring"];

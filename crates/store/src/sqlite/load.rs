@@ -11,13 +11,13 @@ use ragstone_core::Metadata;
 use rusqlite::Connection;
 
 use crate::error::{Error, Result};
-use crate::index::fields::{Fields, FieldsBuilder};
-use crate::index::held::Held;
-use crate::index::keyword::KeywordIndex;
-use crate::index::segment::{MAX_DOCUMENTS, SegmentBuilder, SegmentData};
-use crate::index::vectors::{BLOCK, Vectors};
-use crate::index::{Snapshot, SnapshotParts};
-use crate::schema::{open_reader, vector_table};
+use crate::sqlite::index::fields::{Fields, FieldsBuilder};
+use crate::sqlite::index::held::Held;
+use crate::sqlite::index::keyword::KeywordIndex;
+use crate::sqlite::index::segment::{MAX_DOCUMENTS, SegmentBuilder, SegmentData};
+use crate::sqlite::index::vectors::{BLOCK, Vectors};
+use crate::sqlite::index::{Snapshot, SnapshotParts};
+use crate::sqlite::schema::{open_reader, vector_table};
 
 struct CollectionHead {
     id: i64,

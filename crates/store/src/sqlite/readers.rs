@@ -8,9 +8,9 @@ use rusqlite::{Connection, OptionalExtension, Row};
 use tokio::sync::Semaphore;
 
 use crate::error::{Error, Result};
-use crate::index::Snapshot;
-use crate::published::Published;
-use crate::schema::open_reader;
+use crate::sqlite::index::Snapshot;
+use crate::sqlite::published::Published;
+use crate::sqlite::schema::open_reader;
 
 /// A pool of read-only connections, opened as they are needed.
 pub(crate) struct Readers {
@@ -40,6 +40,7 @@ impl Readers {
             .acquire_owned()
             .await
             .map_err(|_| Error::Closed)?;
+        metrics::counter!("ragstone_store_reads_total").increment(1);
         let readers = self.clone();
         let outcome = tokio::task::spawn_blocking(move || {
             let _permit = permit;

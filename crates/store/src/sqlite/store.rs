@@ -16,16 +16,17 @@ use rusqlite::{Connection, OptionalExtension};
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::export::{export, models_by_id, vector_models};
-use crate::faults::Faults;
-use crate::index::fields::FieldIndex;
-use crate::index::held::Held;
-use crate::load::load_all;
-use crate::published::Published;
-use crate::readers::{ReadTransaction, Readers, View, view, view_all};
-use crate::schema::{DataDirectory, open_writer};
-use crate::search::{document, fetch, search};
-use crate::writer::{QueueLimits, Size, Transaction, Writer, prepare};
+use crate::ranking::document;
+use crate::sqlite::export::{export, models_by_id, vector_models};
+use crate::sqlite::faults::Faults;
+use crate::sqlite::index::fields::FieldIndex;
+use crate::sqlite::index::held::Held;
+use crate::sqlite::load::load_all;
+use crate::sqlite::published::Published;
+use crate::sqlite::readers::{ReadTransaction, Readers, View, view, view_all};
+use crate::sqlite::schema::{DataDirectory, open_writer};
+use crate::sqlite::search::{fetch, search};
+use crate::sqlite::writer::{QueueLimits, Size, Transaction, Writer, prepare};
 
 #[derive(Debug, Clone)]
 pub struct StoreOptions {
