@@ -4,8 +4,10 @@
 //! crates meet at the types and at the few traits defined here.
 
 pub mod analysis;
+pub mod backoff;
 pub mod bm25;
 pub mod chat;
+pub mod circuit_breaker;
 pub mod collection;
 pub mod conversation;
 pub mod document;
