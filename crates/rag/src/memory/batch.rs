@@ -11,9 +11,9 @@ use ragstone_core::records::{Applied, Expect, Millis, Record, RecordChange};
 use ragstone_core::storage::{DocumentBatch, StorageError, StoredDocument};
 use tokio::time::Instant;
 
-use super::buffer::{BufferOptions, Ownership, Worker};
+use super::buffer::{Ownership, Worker};
+use super::circuit::{Attempt, Failed};
 use super::entry::Kind;
-use super::pause::Failed;
 use super::stored::{FAILED, Stored, forget_note, note_key, vector_id};
 use super::{now, removal};
 
@@ -75,16 +75,17 @@ enum Cause {
 struct Outcome {
     vectors: Vec<(Claimed, Vec<f32>)>,
     failures: Vec<(Claimed, Failure)>,
+    /// The first failure for which no text is to blame.
+    down: Option<Failure>,
 }
 
-/// The pause after so many failures in a row, with some chance in it so that processes spread out.
-pub(super) fn backoff(options: &BufferOptions, failures: u32) -> Duration {
-    let doubled = options
-        .first_pause
-        .saturating_mul(1 << failures.saturating_sub(1).min(16));
-    doubled
-        .min(options.max_pause)
-        .mul_f64(0.75 + 0.25 * fastrand::f64())
+impl Failure {
+    fn retry_after(&self) -> Duration {
+        match self.cause {
+            Cause::Outage(retry_after) => retry_after,
+            Cause::Text | Cause::Passing => Duration::ZERO,
+        }
+    }
 }
 
 /// Embeds what was claimed, a few calls at a time. Gives the kinds of which something was left.
@@ -101,17 +102,20 @@ pub(super) async fn round(worker: Arc<Worker>, claimed: Vec<Claimed>, lease_ends
     let worker = worker.as_ref();
     let left: Vec<Claimed> = stream::iter(into_batches(claimed, limits))
         .map(|batch| async move {
-            if Instant::now() > last_start || worker.pause.until().is_some() {
+            if Instant::now() > last_start {
                 return batch;
             }
-            embed_and_store(worker, batch, deadline).await;
+            let Some(attempt) = worker.circuit.enter() else {
+                return batch;
+            };
+            embed_and_store(worker, batch, attempt, deadline).await;
             Vec::new()
         })
         .buffer_unordered(worker.calls_at_once())
         .concat()
         .await;
     if left.is_empty() {
-        worker.pause.round_done(began);
+        worker.circuit.round_done(began);
         return Vec::new();
     }
     if let Err(error) = give_back(worker, &left).await {
@@ -139,35 +143,37 @@ async fn give_back(worker: &Worker, entries: &[Claimed]) -> Result<(), StorageEr
     Ok(())
 }
 
-/// Each batch is stored by itself, as soon as it is there: short writes let others in between.
-async fn embed_and_store(worker: &Worker, batch: Vec<Claimed>, deadline: Instant) {
-    let began = Instant::now();
+/// Stores each batch as soon as it is embedded: short writes let others in between.
+async fn embed_and_store(worker: &Worker, batch: Vec<Claimed>, attempt: Attempt<'_>, deadline: Instant) {
+    let oldest = |entries: &[Claimed]| entries.iter().map(|claimed| claimed.stored.saved_at).min();
+    let oldest_of_batch = oldest(&batch);
     let mut outcome = embed(worker, batch, deadline).await;
     let embedded = outcome.vectors.len();
+    let mut failed = outcome.down.take().map(|failure| (failure, oldest_of_batch));
     if let Err((claimed, error)) = store_vectors(worker, outcome.vectors).await {
         tracing::error!(%error, "vectors of agent memory could not be stored");
         let message = "the vector could not be stored";
         let failure = match error {
             StorageError::Unavailable { retry_after, .. } => {
-                let oldest = claimed.iter().map(|claimed| claimed.stored.saved_at).min();
-                worker.pause.failed(
-                    &worker.options,
-                    Failed {
-                        error: message,
-                        at_least: retry_after,
-                        oldest,
-                    },
-                );
-                outage(&message, retry_after)
+                let failure = outage(&message, retry_after);
+                failed.get_or_insert((failure.clone(), oldest(&claimed)));
+                failure
             }
             _ => passing(&message),
         };
         outcome
             .failures
             .extend(claimed.into_iter().map(|claimed| (claimed, failure.clone())));
-    } else if embedded > 0 {
-        worker.pause.succeeded(began);
+    } else {
         metrics::counter!("ragstone_memory_embedded_total").increment(embedded as u64);
+    }
+    match failed {
+        None => attempt.succeeded(),
+        Some((failure, oldest)) => attempt.failed(Failed {
+            error: &failure.message,
+            retry_after: failure.retry_after(),
+            oldest,
+        }),
     }
     if !outcome.failures.is_empty() {
         note_failures(worker, outcome.failures).await;
@@ -230,21 +236,8 @@ async fn embed(worker: &Worker, batch: Vec<Claimed>, deadline: Instant) -> Outco
             waiting.extend([rest, batch]);
             continue;
         }
-        let at_least = match failure.cause {
-            Cause::Text => None,
-            Cause::Outage(at_least) => Some(at_least),
-            Cause::Passing => Some(Duration::ZERO),
-        };
-        if let Some(at_least) = at_least {
-            let oldest = batch.iter().map(|claimed| claimed.stored.saved_at).min();
-            worker.pause.failed(
-                &worker.options,
-                Failed {
-                    error: &failure.message,
-                    at_least,
-                    oldest,
-                },
-            );
+        if failure.cause != Cause::Text {
+            outcome.down.get_or_insert_with(|| failure.clone());
         }
         let failures = batch.into_iter().map(|claimed| (claimed, failure.clone()));
         outcome.failures.extend(failures);
@@ -401,14 +394,11 @@ async fn note_failures(worker: &Worker, failures: Vec<(Claimed, Failure)>) {
     if let Err(error) = write_failures(worker, failures).await {
         // The entries are due again, at once or when their leases run out. A store that cannot be
         // written to would have the provider asked for the same texts again and again.
-        worker.pause.failed(
-            &worker.options,
-            Failed {
-                error: "the failure of a call could not be noted",
-                at_least: Duration::ZERO,
-                oldest: None,
-            },
-        );
+        worker.circuit.open(Failed {
+            error: "the failure of a call could not be noted",
+            retry_after: Duration::ZERO,
+            oldest: None,
+        });
         tracing::error!(%error, "failures of embedding could not be noted");
     }
 }
@@ -417,7 +407,7 @@ async fn write_failures(worker: &Worker, failures: Vec<(Claimed, Failure)>) -> R
     let options = &worker.options;
     let (mut notes, mut changes, mut given_up) = (Vec::new(), Vec::new(), Vec::new());
     // Behind those that have not been tried, lest one batch that cannot be embedded hold up all others.
-    let after_outage = now() + millis(backoff(options, worker.pause.failures()));
+    let after_outage = now() + millis(options.backoff.delay(worker.circuit.failures(), fastrand::f64()));
     for (claimed, failure) in failures {
         let mut stored = claimed.stored.clone();
         let is_refused = failure.cause == Cause::Text;
@@ -427,15 +417,15 @@ async fn write_failures(worker: &Worker, failures: Vec<(Claimed, Failure)>) -> R
         stored.error = Some(failure.message);
         let due = if matches!(failure.cause, Cause::Outage(_)) {
             Some(after_outage)
-        } else if is_refused || stored.attempts >= options.max_attempts {
+        } else if is_refused || stored.attempts >= options.backoff.max_attempts {
             let wait = options
-                .try_failed_again
+                .retry_failed_after
                 .saturating_mul(if is_refused { REFUSED_WAITS } else { 1 });
             notes.push(failed_note(&claimed, now() + millis(wait)));
             given_up.push(changes.len());
             None
         } else {
-            Some(now() + millis(backoff(options, stored.attempts)))
+            Some(now() + millis(options.backoff.delay(stored.attempts, fastrand::f64())))
         };
         let change = stored.put(&claimed.key, due, Expect::Version(claimed.version))?;
         changes.push((claimed, change));
@@ -525,17 +515,5 @@ mod tests {
         let limits = CallLimits { texts: 4, bytes: 10 };
         let batches = into_batches(entries, limits);
         assert_eq!(batches.iter().map(Vec::len).collect::<Vec<_>>(), [2, 1, 1, 2, 1]);
-    }
-
-    #[test]
-    fn pauses_double_up_to_the_longest() {
-        let options = BufferOptions::default();
-        for (failures, at_most) in [(1, 500), (2, 1000), (3, 2000), (40, 30_000)] {
-            let pause = backoff(&options, failures).as_millis();
-            assert!(
-                pause <= at_most && pause * 4 >= at_most * 3,
-                "{failures}: {pause}"
-            );
-        }
     }
 }

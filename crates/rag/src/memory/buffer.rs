@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use ragstone_core::backoff::Backoff;
 use ragstone_core::model::Embedder;
 use ragstone_core::records::{Record, Records};
 use ragstone_core::storage::{Storage, StorageError};
@@ -22,9 +23,9 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
 use super::batch::{self, Claimed};
+use super::circuit::EmbedderCircuit;
 use super::entry::Kind;
 use super::in_flight::{InFlight, Underway};
-use super::pause::Pause;
 use super::{now, reconcile};
 
 /// Rounds at once.
@@ -48,14 +49,12 @@ pub struct BufferOptions {
     /// After this long, an entry that was claimed and not finished can be claimed again.
     pub lease: Duration,
     pub ownership: Ownership,
-    /// An entry that could not be embedded so often, by no outage, is given up for now.
-    pub max_attempts: u32,
-    /// The pause after the first failure; it doubles from one to the next.
-    pub first_pause: Duration,
-    pub max_pause: Duration,
-    /// An entry that was given up is tried again after this long, one that the model refused after
+    /// Delays after failures. An entry that failed `max_attempts` times, by no outage, is given up
+    /// for now.
+    pub backoff: Backoff,
+    /// An entry that was given up is retried after this long, one that the model refused after
     /// twenty-four times as long.
-    pub try_failed_again: Duration,
+    pub retry_failed_after: Duration,
 }
 
 /// Whether other processes may work on the same store.
@@ -75,10 +74,13 @@ impl Default for BufferOptions {
             poll: Duration::from_secs(2),
             lease: Duration::from_secs(30),
             ownership: Ownership::Shared,
-            max_attempts: 6,
-            first_pause: Duration::from_millis(500),
-            max_pause: Duration::from_secs(30),
-            try_failed_again: Duration::from_secs(3600),
+            backoff: Backoff {
+                max_attempts: 6,
+                first_delay: Duration::from_millis(500),
+                max_delay: Duration::from_secs(30),
+                jitter: 0.25,
+            },
+            retry_failed_after: Duration::from_secs(3600),
         }
     }
 }
@@ -98,7 +100,7 @@ impl BufferOptions {
 #[derive(Clone)]
 pub struct Buffer {
     hints: Arc<Hints>,
-    pause: Arc<Pause>,
+    circuit: Arc<EmbedderCircuit>,
     stop: Arc<watch::Sender<bool>>,
     task: Arc<Mutex<Option<JoinHandle<()>>>>,
 }
@@ -112,7 +114,7 @@ impl Buffer {
         options: BufferOptions,
     ) -> Self {
         let hints = Arc::new(Hints::default());
-        let pause = Arc::new(Pause::default());
+        let circuit = Arc::new(EmbedderCircuit::new(options.clone()));
         let (stop, stopped) = watch::channel(false);
         let worker = Worker {
             records,
@@ -120,13 +122,13 @@ impl Buffer {
             embedder,
             options,
             hints: Arc::clone(&hints),
-            pause: Arc::clone(&pause),
+            circuit: Arc::clone(&circuit),
             in_flight: Arc::default(),
         };
         let task = tokio::spawn(run(Arc::new(worker), stopped));
         Self {
             hints,
-            pause,
+            circuit,
             stop: Arc::new(stop),
             task: Arc::new(Mutex::new(Some(task))),
         }
@@ -139,7 +141,7 @@ impl Buffer {
 
     /// Why the last call that should have embedded something did not; nothing once one does.
     pub fn last_error(&self) -> Option<String> {
-        self.pause.error()
+        self.circuit.error()
     }
 
     /// Embeds what is due now, then ends; what is not done by the deadline waits for the next start.
@@ -207,7 +209,7 @@ pub(super) struct Worker {
     pub(super) store: Arc<dyn Storage>,
     pub(super) embedder: Arc<dyn Embedder>,
     pub(super) options: BufferOptions,
-    pub(super) pause: Arc<Pause>,
+    pub(super) circuit: Arc<EmbedderCircuit>,
     hints: Arc<Hints>,
     in_flight: Arc<InFlight>,
 }
@@ -243,8 +245,12 @@ async fn run(worker: Arc<Worker>, mut stop: watch::Receiver<bool>) {
             rounds.join_next().await;
         }
         let stopping = *stop.borrow();
-        if stopping && worker.pause.until().is_some() {
-            break;
+        if stopping && worker.circuit.refuses() {
+            // A probe in flight may close the circuit.
+            match rounds.join_next().await {
+                Some(_) => continue,
+                None => break,
+            }
         }
         let wanted = if stopping || is_first {
             is_first = false;
@@ -332,7 +338,7 @@ struct Due {
 
 impl Worker {
     async fn wait(&self, more: Vec<Kind>) -> Wanted {
-        self.pause.over().await;
+        self.circuit.ready().await;
         let wanted = if more.is_empty() {
             self.wait_for_work().await
         } else {
@@ -342,7 +348,7 @@ impl Worker {
             }
         };
         // A round that was under way may have failed meanwhile.
-        self.pause.over().await;
+        self.circuit.ready().await;
         wanted
     }
 
@@ -363,12 +369,12 @@ impl Worker {
     /// How many entries a round takes: fewer while calls fail.
     fn round_size(&self) -> usize {
         let BufferOptions { batch, parallel, .. } = self.options;
-        halved(batch * parallel, self.pause.halvings())
+        halved(batch * parallel, self.circuit.halvings())
     }
 
     /// A provider that is slow with several calls may answer one.
     pub(super) fn calls_at_once(&self) -> usize {
-        halved(self.options.parallel, self.pause.halvings()).max(1)
+        halved(self.options.parallel, self.circuit.halvings()).max(1)
     }
 
     /// Takes a round's worth of the kinds that are wanted.

@@ -11,9 +11,9 @@
 
 mod batch;
 mod buffer;
+mod circuit;
 pub mod entry;
 mod in_flight;
-mod pause;
 mod rag;
 mod reconcile;
 mod removal;

@@ -187,7 +187,7 @@ pub(super) async fn measure_lag(worker: &Worker) -> Result<(), StorageError> {
                 continue;
             };
             // Entries that failed are due later than others that are younger.
-            let waiting = worker.pause.oldest_failed().unwrap_or(saved_at).min(saved_at);
+            let waiting = worker.circuit.oldest_failed().unwrap_or(saved_at).min(saved_at);
             oldest = Some(oldest.unwrap_or(waiting).min(waiting));
         }
     }

@@ -1,18 +1,19 @@
 //! A chat model that words topics.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ragstone_core::chat::{ChatError, ChatModel, ChatRequest};
+use ragstone_core::circuit_breaker::CircuitBreaker;
 use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::plan::normalise_topic;
 
-/// The search waits for the topic, and the user for the search.
-const PATIENCE: Duration = Duration::from_secs(4);
-/// One that gave no answer within that is left alone for so long: otherwise every message would wait.
-const REST: Duration = Duration::from_secs(30);
+/// The search waits for the topic, and the user waits for the search.
+const TOPIC_TIMEOUT: Duration = Duration::from_secs(4);
+/// After a timeout the model is not asked for this long: otherwise every message would wait.
+const COOLDOWN: Duration = Duration::from_secs(30);
 
 /// So long a line may be, at 25 words asked for; in languages without spaces only the characters count.
 const MAX_WORDS: usize = 50;
@@ -21,17 +22,17 @@ const MAX_CHARS: usize = 400;
 const MAX_SAID_WORDS: usize = 100;
 const MAX_SAID_CHARS: usize = 1000;
 
-/// A chat model with the patience that a user has while a topic is worded.
+/// A chat model that is asked for topics while a user waits.
 pub struct TopicModel {
     chat: Arc<dyn ChatModel>,
-    resting_until: Mutex<Option<Instant>>,
+    breaker: CircuitBreaker,
 }
 
 impl TopicModel {
     pub fn new(chat: Arc<dyn ChatModel>) -> Self {
         Self {
             chat,
-            resting_until: Mutex::new(None),
+            breaker: CircuitBreaker::new(1),
         }
     }
 
@@ -41,28 +42,23 @@ impl TopicModel {
 
     /// The topic in one line, or why there is none. What the model said otherwise is not repeated.
     pub(super) async fn ask(&self, request: ChatRequest) -> Result<String, NoTopic> {
-        if self.rests() {
+        let Ok(permit) = self.breaker.enter(Instant::now().into_std()) else {
             return Err(NoTopic::because(format!(
                 "it did not answer within {} s a moment ago",
-                PATIENCE.as_secs()
-            )));
-        }
-        let Ok(answer) = tokio::time::timeout(PATIENCE, self.chat.complete(request)).await else {
-            *self.lock() = Some(Instant::now() + REST);
-            return Err(NoTopic::because(format!(
-                "no answer within {} s",
-                PATIENCE.as_secs()
+                TOPIC_TIMEOUT.as_secs()
             )));
         };
+        let answer = tokio::time::timeout(TOPIC_TIMEOUT, self.chat.complete(request)).await;
+        let now = Instant::now().into_std();
+        let Ok(answer) = answer else {
+            permit.failed(now, COOLDOWN);
+            return Err(NoTopic::because(format!(
+                "no answer within {} s",
+                TOPIC_TIMEOUT.as_secs()
+            )));
+        };
+        permit.succeeded(now);
         topic_in(&answer?).map_err(NoTopic::because)
-    }
-
-    fn rests(&self) -> bool {
-        self.lock().is_some_and(|until| Instant::now() < until)
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
-        self.resting_until.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

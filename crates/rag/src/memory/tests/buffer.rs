@@ -2,6 +2,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use ragstone_core::backoff::Backoff;
 use ragstone_core::model::{CallLimits, ModelError, RemoteFailure, RemoteFault};
 
 use super::support::*;
@@ -180,7 +181,7 @@ fn refused() -> Reply {
 async fn an_outage_uses_up_no_attempts_and_is_over_once_a_call_succeeds() {
     let home = Home::new();
     let embedder = StubEmbedder::new();
-    let outage = BufferOptions::default().max_attempts + quick().max_attempts + 5;
+    let outage = BufferOptions::default().backoff.max_attempts + quick().backoff.max_attempts + 5;
     embedder.reply((0..outage).map(|_| down()));
     let (memory, buffer) = home.embedding(&embedder, quick());
     for n in 0..20 {
@@ -279,7 +280,7 @@ async fn the_reason_why_nothing_is_embedded_is_told_until_something_is() {
 async fn a_store_that_is_away_uses_up_no_attempts_either() {
     let home = Home::new();
     let embedder = StubEmbedder::new();
-    let outage = (quick().max_attempts + 5) as usize;
+    let outage = (quick().backoff.max_attempts + 5) as usize;
     let store = Arc::new(WatchedStore {
         inner: home.store.clone(),
         meeting: None,
@@ -353,8 +354,11 @@ async fn a_store_that_takes_no_more_writes_does_not_have_the_provider_asked_agai
     let embedder = StubEmbedder::gated();
     let unhurried = BufferOptions {
         ownership: Ownership::Exclusive,
-        first_pause: SOON,
-        max_pause: SOON,
+        backoff: Backoff {
+            first_delay: SOON,
+            max_delay: SOON,
+            ..quick().backoff
+        },
         ..quick()
     };
     let records = Arc::new(FrozenRecords {
@@ -381,7 +385,7 @@ async fn an_entry_that_fails_too_often_is_marked_with_its_error_and_tried_again_
     let embedder = StubEmbedder::new();
     embedder.reply([broken(), broken(), broken()]);
     let patient = BufferOptions {
-        try_failed_again: SOON * 100,
+        retry_failed_after: SOON * 100,
         ..quick()
     };
     let (memory, buffer) = home.embedding(&embedder, patient);
@@ -405,7 +409,7 @@ async fn what_was_given_up_is_tried_again_by_itself() {
     let embedder = StubEmbedder::new();
     embedder.reply([broken(), broken(), broken()]);
     let impatient = BufferOptions {
-        try_failed_again: Duration::from_millis(30),
+        retry_failed_after: Duration::from_millis(30),
         ..quick()
     };
     let (memory, buffer) = home.embedding(&embedder, impatient);

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use ragstone_core::backoff::Backoff;
 use ragstone_core::collection::{Collection, CollectionName};
 use ragstone_core::document::{Document, DocumentId, Metadata};
 use ragstone_core::filter::Filter;
@@ -174,9 +175,12 @@ pub(super) fn quick() -> BufferOptions {
         parallel: 2,
         max_wait: Duration::from_millis(10),
         poll: Duration::from_millis(20),
-        first_pause: Duration::from_millis(5),
-        max_pause: Duration::from_millis(20),
-        max_attempts: 3,
+        backoff: Backoff {
+            max_attempts: 3,
+            first_delay: Duration::from_millis(5),
+            max_delay: Duration::from_millis(20),
+            jitter: 0.25,
+        },
         ..BufferOptions::default()
     }
 }
