@@ -28,7 +28,7 @@ use ragstone_store::{SqliteStore, StoreOptions};
 use tempfile::TempDir;
 
 use super::block_on;
-use crate::config::{self, Flags, Layers};
+use crate::config::{self, ComputeArgs, CrossEncoderArgs, FileConfig, ServerArgs};
 use crate::{startup, telemetry};
 
 const COLLECTION: &str = "evaluation";
@@ -51,21 +51,16 @@ pub(super) struct EvalArgs {
     /// How many bits the model's products have, as `quantize` of a model entry
     #[arg(long, value_enum, value_name = "KIND")]
     quantize: Option<QuantizeChoice>,
-    /// Also measure with this cross-encoder, from the Hugging Face hub [env: CROSS_ENCODER_MODEL]
-    #[arg(long, value_name = "NAME")]
-    cross_encoder: Option<String>,
-    /// Also measure with a cross-encoder from a directory [env: CROSS_ENCODER_PATH]
-    #[arg(long, value_name = "DIR")]
-    cross_encoder_path: Option<PathBuf>,
+    #[command(flatten)]
+    cross_encoder: CrossEncoderArgs,
     /// Write the rankings into this folder, one file a mode, in the format of TREC runs
     #[arg(long, value_name = "DIR")]
     runs: Option<PathBuf>,
     /// JSON even in a terminal; in a pipe it always is
     #[arg(long)]
     json: bool,
-    /// Compute threads of the models [default: one per core; env: RAGSTONE_THREADS]
-    #[arg(long, value_name = "N")]
-    threads: Option<std::num::NonZeroUsize>,
+    #[command(flatten)]
+    compute: ComputeArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -208,17 +203,13 @@ impl Bench {
 }
 
 async fn load_models(args: &EvalArgs) -> anyhow::Result<Models> {
-    let settings = config::build(Layers {
-        flags: Flags {
-            cross_encoder: args.cross_encoder.clone(),
-            cross_encoder_path: args.cross_encoder_path.clone(),
-            threads: args.threads,
-            no_embeddings: true,
-            ..Flags::default()
-        },
-        env: &config::process_env,
-        file: config::FileConfig::default(),
-    })?;
+    let mut server = ServerArgs {
+        no_embeddings: true,
+        cross_encoder: args.cross_encoder.clone(),
+        ..ServerArgs::default()
+    };
+    server.local.compute = args.compute.clone();
+    let settings = config::build(&server, FileConfig::default(), &config::process_env)?;
     let (engine, hub) = (startup::engine(&settings), startup::hub()?);
     let path = args.model.as_deref().unwrap_or(default_model::ID);
     let entry = LocalEntry {

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 
 use super::{QuickstartArgs, block_on};
-use crate::config::{self, Flags, Layers, Settings};
+use crate::config::{self, FileConfig, ServerArgs, Settings};
 use crate::startup::{self, Running};
 use crate::stores::OpenStore;
 use crate::{listen, telemetry};
@@ -26,18 +26,14 @@ const SAMPLE: &str = include_str!("../../samples/handbook.jsonl");
 
 pub(super) fn run(args: &QuickstartArgs) -> anyhow::Result<()> {
     telemetry::start_logs(telemetry::LogFormat::Text);
-    let flags = Flags {
-        host: Some("127.0.0.1".to_owned()),
-        port: Some(args.port),
-        data_dir: Some(args.data_dir.clone()),
+    // The environment does not count here: quickstart needs no configuration.
+    let mut server = ServerArgs {
         no_embeddings: true,
-        ..Flags::default()
+        ..ServerArgs::default()
     };
-    let settings = config::build(Layers {
-        flags,
-        env: &|_| None,
-        file: config::FileConfig::default(),
-    })?;
+    server.listen.port = Some(args.port);
+    server.local.store.data_dir = Some(args.data_dir.clone());
+    let settings = config::build(&server, FileConfig::default(), &|_| None)?;
     block_on(start(settings, args.once))
 }
 

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::super::remote::{KEY, RemoteArgs, refusal, server_url};
-use crate::config::{self, Flags, Layers, StoreLocation};
+use crate::config::{self, StoreArgs, StoreLocation};
 use crate::stores::{OpenStore, connect_chroma};
 
 /// The store of this machine, unless a server is named.
@@ -28,15 +28,8 @@ pub(super) struct PeerArgs {
     /// A running server, instead of the store itself
     #[arg(long, value_name = "URL", conflicts_with_all = ["data_dir", "store"], value_parser = server_url)]
     url: Option<String>,
-    /// Where the embedded store keeps its file [default: ragstone-data; env: RAGSTONE_DATA_DIR]
-    #[arg(long, value_name = "DIR")]
-    data_dir: Option<PathBuf>,
-    /// Which store [default: the data directory; env: RAGSTONE_STORE]
-    #[arg(long, value_name = "URL")]
-    store: Option<String>,
-    /// Configuration file [env: RAGSTONE_CONFIG]
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
+    #[command(flatten)]
+    store: StoreArgs,
 }
 
 impl PeerArgs {
@@ -44,17 +37,7 @@ impl PeerArgs {
         if let Some(url) = &self.url {
             return server(url, vec![KEY]);
         }
-        let env = &config::process_env;
-        let flags = Flags {
-            data_dir: self.data_dir.clone(),
-            store: self.store.clone(),
-            // Nothing listens here, so nothing needs a key.
-            allow_no_key: true,
-            ..Flags::default()
-        };
-        let file = config::read_file(self.config.as_deref(), env)?;
-        let settings = config::build(Layers { flags, env, file })?;
-        store(&settings.store, access).await
+        store(&self.store.settings()?.store, access).await
     }
 }
 
