@@ -8,7 +8,7 @@ const TOLERANCE: f64 = 0.01;
 fn normalize(text: &str) -> String {
     let volatile = [
         (r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "UUID"),
-        (r"\b[0-9a-f]{16,}\b", "HEX"),
+        (r"\b[0-9a-f]{32,}\b", "HEX"),
         (r"\d{4}-\d\d-\d\dT[0-9:.]+Z", "TIME"),
         (r"\b\d+(\.\d+)? ?m?s\b", "DURATION"),
     ];

@@ -121,7 +121,7 @@ impl Workspace {
             std::fs::write(self.path().join(file), &text).map_err(|error| format!("{file}: {error}"))?;
         }
         match (block.language.as_str(), block.option.as_deref()) {
-            ("sh", None) => self.shell(&text).check(),
+            ("sh", None) => self.finish(Command::new("sh").args(["-euc", &text])).check(),
             ("sh", Some("server")) => self.start_server(&text),
             ("console", None) => self.console(&text),
             ("python", None) => self.finish(Command::new(python()).args(["-c", &text])).check(),
@@ -133,10 +133,6 @@ impl Workspace {
                 option.unwrap_or_default()
             )),
         }
-    }
-
-    fn shell(&self, script: &str) -> Finished {
-        self.finish(Command::new("sh").args(["-euc", script]))
     }
 
     /// Runs a command to its end, with its output in files.
@@ -236,7 +232,7 @@ impl Workspace {
             // A command that fails may be documented too: its output is what counts.
             let Finished {
                 stdout: real, stderr, ..
-            } = self.shell(&command);
+            } = self.finish(Command::new("sh").args(["-c", &command]));
             if !compare::matches(&documented, &real) {
                 return Err(format!(
                     "$ {command}\ndocumented:\n{documented}\nreal:\n{real}\n{stderr}"
@@ -246,17 +242,28 @@ impl Workspace {
         Ok(())
     }
 
-    /// A configuration is right when the doctor finds no fault in it. Keys come from the environment.
+    /// Has `ragstone doctor` check a configuration, together with the other file where the document has one.
     fn check_configuration(&self, yaml: &str) -> Result<(), String> {
-        std::fs::write(self.path().join(".checked.yml"), yaml).map_err(|error| error.to_string())?;
-        let mut command = Command::new(program());
-        command.args(["doctor", "--port", "0", "--store", "sqlite://.checked"]);
-        if yaml.lines().any(|line| line.starts_with("embeddings:")) {
-            command.args(["--embeddings-config", ".checked.yml"]);
+        std::fs::write(self.path().join("checked.yml"), yaml).map_err(|error| error.to_string())?;
+        let is_models = yaml.lines().any(|line| line.starts_with("embeddings:"));
+        let (settings, models) = if is_models {
+            ("ragstone.yml", "checked.yml")
         } else {
-            command.args(["--no-embeddings", "--config", ".checked.yml"]);
+            ("checked.yml", "embeddings.yml")
+        };
+        let mut command = Command::new(program());
+        command.args(["doctor", "--port", "0", "--store", "sqlite://checked"]);
+        let mut keys = yaml.to_owned();
+        if let Ok(text) = std::fs::read_to_string(self.path().join(settings)) {
+            command.args(["--config", settings]);
+            keys += &text;
         }
-        for name in yaml.split("${").skip(1).filter_map(|rest| rest.split('}').next()) {
+        if self.path().join(models).exists() {
+            command.args(["--embeddings-config", models]);
+        } else {
+            command.arg("--no-embeddings");
+        }
+        for name in keys.split("${").skip(1).filter_map(|rest| rest.split('}').next()) {
             command.env(name, "a-key-for-the-test");
         }
         self.finish(&mut command).check()
