@@ -127,7 +127,9 @@ pub async fn embed_queries(
     if embeddings.len() == count {
         Ok(embeddings)
     } else {
-        Err(ModelError::Failed("the model returned no vector for the query".into()))
+        Err(ModelError::Failed(
+            "the model returned no vector for the query".into(),
+        ))
     }
 }
 

@@ -4,8 +4,8 @@
 //! own, whose names begin with `conformance-`, and deletes them in the end.
 
 use futures::future::join_all;
+use ragstone_core::call::{CallError, HealthStatus, ProviderError, ProviderQuery, RagProvider};
 use ragstone_core::document::NewDocument;
-use ragstone_core::provider::{CallError, HealthStatus, ProviderError, ProviderQuery, RagProvider};
 use ragstone_core::storage::{MetadataUpdate, Page, Selection};
 use ragstone_core::{CollectionName, Document, DocumentId, Filter, Metadata};
 use serde_json::{Value, json};

@@ -11,6 +11,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use ragstone_core::backend::{Backend, BackendError, Health, HealthStatus};
 use ragstone_core::collection::{Collection, shorten};
+use ragstone_core::models::Models;
 use ragstone_core::service::Service;
 use ragstone_providers::ConfigError;
 use ragstone_providers::config::{Environment, ServiceConfig};
@@ -19,6 +20,7 @@ use ragstone_providers::registry::{ConnectContext, Connected, ProviderDescriptio
 use serde_json::json;
 
 use crate::storage_backend::{self, StorageBackend};
+use crate::vectors::QueryVectors;
 
 /// The name of the service that is this process, and of its kind.
 pub const LOCAL: &str = "local";
@@ -85,7 +87,7 @@ impl Gateway {
                 provider: connection.provider.clone(),
                 backend: registry
                     .connect(connection, context)
-                    .map(|connected| backend(connected, &local))
+                    .map(|connected| backend(connected, &local.service().models, local.vectors()))
                     .map_err(|error| error.under(&format!("services.{name}")))?,
             });
         }
@@ -139,18 +141,19 @@ impl Gateway {
             },
         );
         let connected = connected.map_err(ConfigError::of_a_tried_connection)?;
-        Ok(backend(connected, &self.local).health().await)
+        let (models, vectors) = (&self.local.service().models, self.local.vectors());
+        Ok(backend(connected, models, vectors).health().await)
     }
 }
 
-/// A storage engine behind the network is served with the models of this process.
-fn backend(connected: Connected, local: &StorageBackend) -> Arc<dyn Backend> {
+/// The backend of a connected service. A storage engine behind the network is served with these models.
+pub fn backend(connected: Connected, models: &Arc<Models>, vectors: &QueryVectors) -> Arc<dyn Backend> {
     match connected {
         Connected::Backend(backend) => backend,
         Connected::Storage(store) => {
-            let models = Arc::clone(&local.service().models);
+            let models = Arc::clone(models);
             let service = Service { store, models };
-            Arc::new(StorageBackend::of_service(service, local.vectors().clone()))
+            Arc::new(StorageBackend::of_service(service, vectors.clone()))
         }
     }
 }

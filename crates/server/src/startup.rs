@@ -70,7 +70,7 @@ fn listen_on(address: SocketAddr) -> std::io::Result<TcpListener> {
 
 /// The service, ready to answer.
 pub(crate) struct Running {
-    pub service: Service,
+    local: StorageBackend,
     store: OpenStore,
     state: AppState,
 }
@@ -103,7 +103,7 @@ impl Running {
         };
         let keys = ApiKeys::new(settings.api_keys.iter().map(secrecy::ExposeSecret::expose_secret));
         let state = AppState::new(Shared {
-            service: service.clone(),
+            service,
             agent,
             gateway,
             conversations,
@@ -116,11 +116,12 @@ impl Running {
             metrics: telemetry::start_metrics()?,
             stopping: Stopping::default(),
         });
-        Ok(Self {
-            service,
-            store,
-            state,
-        })
+        Ok(Self { local, store, state })
+    }
+
+    /// The backend of this process.
+    pub(crate) fn local(&self) -> &StorageBackend {
+        &self.local
     }
 
     /// The routes, to be asked without a socket.

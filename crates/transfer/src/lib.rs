@@ -16,10 +16,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
-use ragstone_core::CollectionName;
 use ragstone_core::backend::{Backend, BackendError};
 use ragstone_core::error::InvalidInput;
 use ragstone_core::storage::{Cursor, ExportRange, ExportedDocument};
+use ragstone_core::{Collection, CollectionName};
 
 pub use export::{Begun, ExportFile, export_file, export_to};
 pub use file::{FileSource, verify_file};
@@ -42,6 +42,20 @@ impl From<InvalidInput> for TransferError {
     fn from(error: InvalidInput) -> Self {
         Self::Backend(error.into())
     }
+}
+
+/// A collection with the width of its vectors, which a server reports only with its documents.
+pub async fn describe(backend: &dyn Backend, name: &CollectionName) -> Result<Collection, BackendError> {
+    let mut collection = backend.collection(name).await?;
+    if collection.dimensions.is_none() && collection.count > 0 {
+        let first = ExportRange {
+            after: None,
+            limit: 1,
+        };
+        let page = backend.export(name, first).await?;
+        collection.dimensions = page.documents.first().map(|exported| exported.vector.len());
+    }
+    Ok(collection)
 }
 
 /// Documents in order, a batch at a time.

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use ragstone_core::CollectionName;
 use ragstone_core::backend::{Backend, BackendError};
+use ragstone_core::backoff::{Backoff, RetryLimits};
+use ragstone_core::call::CallError;
 use ragstone_core::collection::shorten;
 use ragstone_core::error::InvalidInput;
 use ragstone_core::storage::{ExportedDocument, StorageError, VectorPrecision};
@@ -12,9 +14,12 @@ use ragstone_core::storage::{ExportedDocument, StorageError, VectorPrecision};
 use crate::format::{Claim, Head, Sum, Summing};
 use crate::{BackendSource, Progress, Source, TransferError};
 
-/// How often a store that is busy is asked again.
-const ATTEMPTS: u32 = 10;
-const LONGEST_WAIT: Duration = Duration::from_secs(10);
+const RETRY: Backoff = Backoff {
+    max_attempts: 10,
+    first_delay: Duration::from_millis(100),
+    max_delay: Duration::from_secs(10),
+    jitter: 0.0,
+};
 
 /// What a move came to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -336,22 +341,31 @@ async fn common_beginning(
     }
 }
 
-/// A store that is busy is asked again; sending the same documents twice does what once does.
+/// Retries while a store or server is busy. Importing the same documents twice has the effect of once.
 pub(super) async fn with_retry<T, F>(call: impl Fn() -> F) -> Result<T, BackendError>
 where
     F: Future<Output = Result<T, BackendError>>,
 {
-    let mut attempt = 1;
+    let mut attempts = 0;
     loop {
-        match call().await {
-            Err(BackendError::Storage(StorageError::Unavailable { message, retry_after }))
-                if attempt < ATTEMPTS =>
-            {
-                tracing::debug!(%message, attempt, "asking again");
-                tokio::time::sleep(retry_after.clamp(Duration::from_millis(100), LONGEST_WAIT)).await;
-                attempt += 1;
-            }
-            outcome => return outcome,
-        }
+        let error = match call().await {
+            Ok(done) => return Ok(done),
+            Err(error) => error,
+        };
+        attempts += 1;
+        let retry_after = match &error {
+            BackendError::Storage(StorageError::Unavailable { retry_after, .. }) => Some(*retry_after),
+            BackendError::Call(CallError::Answered(answer)) if answer.status == 503 => answer.retry_after,
+            _ => return Err(error),
+        };
+        let limits = RetryLimits {
+            retry_after: retry_after.map(|delay| delay.clamp(RETRY.first_delay, RETRY.max_delay)),
+            ..RetryLimits::default()
+        };
+        let Some(delay) = RETRY.retry(attempts, 1.0, limits) else {
+            return Err(error);
+        };
+        tracing::debug!(%error, attempts, "retrying");
+        tokio::time::sleep(delay).await;
     }
 }

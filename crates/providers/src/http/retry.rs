@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use ragstone_core::call::CallError;
 use ragstone_core::backoff::Backoff;
+use ragstone_core::call::CallError;
 use tokio::time::Instant;
 
 use super::client::Repeat;

@@ -93,9 +93,10 @@ impl RagstoneClient {
         }
     }
 
-    /// A client of the server at `url`. `field` names the setting that the URL comes from, for errors.
+    /// A client of the server at `url`, which also names it in errors. `field` is the setting that the URL
+    /// comes from.
     pub fn at(url: &str, key: Option<SecretString>, field: &str) -> Result<Self, ConfigError> {
-        let mut settings = ClientSettings::new("ragstone", url, field)?;
+        let mut settings = ClientSettings::new(url, url, field)?;
         if let Some(key) = key {
             settings.auth = Auth::Bearer(key);
         }

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
+use ragstone_core::call::{CallError, ProviderError, RagProvider};
 use ragstone_core::document::NewDocument;
-use ragstone_core::provider::{CallError, ProviderError, RagProvider};
 use ragstone_core::storage::Page;
 use ragstone_core::{CollectionName, Document, DocumentId, Filter, Metadata};
 use serde_json::{Value, json};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ragstone_core::provider::CallError;
+use ragstone_core::call::CallError;
 use ragstone_core::storage::{Storage, StorageError};
 use ragstone_providers::http::{Call, Policy, Repeat};
 use ragstone_providers::rag::ChromaStore;

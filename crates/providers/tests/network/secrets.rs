@@ -3,9 +3,9 @@
 use std::io::Write;
 use std::sync::{Arc, Mutex};
 
+use ragstone_core::call::{CallError, ProviderError};
 use ragstone_core::chat::{ChatRequest, Message};
 use ragstone_core::model::Role;
-use ragstone_core::provider::{CallError, ProviderError};
 use ragstone_providers::chat::{ChatBackend, ChatSettings};
 use ragstone_providers::embedding::{Backend, EmbedderSettings};
 use ragstone_providers::http::{Auth, Call, ClientSettings, ServiceClient};

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use ragstone_core::collection::{CollectionName, shorten};
+use ragstone_core::conversation::QueryVariant;
 use ragstone_core::document::Metadata;
 use ragstone_core::error::InvalidInput;
 use ragstone_core::filter::{Filter, Scalar};
-use ragstone_core::conversation::QueryVariant;
 use ragstone_core::model::{Embedder, ModelError};
 use ragstone_core::search::{SearchHit, SearchMode, SearchQuery};
 use ragstone_core::storage::{StorageError, StorageQuery};
@@ -213,7 +213,9 @@ impl Rag {
         let response = fanout::search(&query).await;
         answers.searched += response.metadata.iter().flatten().count();
         for warning in response.warnings {
-            let of = warning.target.map(|target| format!("Collection '{}': ", names[target]));
+            let of = warning
+                .target
+                .map(|target| format!("Collection '{}': ", names[target]));
             answers
                 .warnings
                 .push(format!("{}{}", of.unwrap_or_default(), warning.message));
@@ -231,7 +233,11 @@ impl Rag {
         answers
     }
 
-    async fn search_memory(&self, kind: Kind, params: &RetrieveParams<'_>) -> Result<Vec<Found>, ServiceError> {
+    async fn search_memory(
+        &self,
+        kind: Kind,
+        params: &RetrieveParams<'_>,
+    ) -> Result<Vec<Found>, ServiceError> {
         let cached = self.vectors.get(self.embedder.as_ref(), params.text).await?;
         let vector = &cached.embedding.vector;
         let filter = match params.session_key.filter(|_| kind.has_session()) {

@@ -1,8 +1,8 @@
 use std::sync::Mutex;
 
 use async_trait::async_trait;
-use ragstone_core::chat::{ChatError, ChatModel, ChatRequest, ChatStream};
 use ragstone_core::call::{CallError, ErrorAnswer};
+use ragstone_core::chat::{ChatError, ChatModel, ChatRequest, ChatStream};
 use ragstone_core::records::RecordRange;
 use serde_json::{Value, json};
 

@@ -11,18 +11,18 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::Args;
 use ragstone_core::collection::CollectionName;
+use ragstone_core::models::Models;
 use ragstone_core::records::Records;
+use ragstone_core::search::SearchMode;
+use ragstone_core::service::Service;
 use ragstone_core::storage::Storage;
 use ragstone_models::config::{LocalEntry, Quantize};
 use ragstone_models::default_model;
 use ragstone_search::conversations::{Conversations, DEFAULT_TTL};
 use ragstone_search::evaluate::{
-    self, Corpus, Half, ModeResult, Setting, evaluate_conversations, evaluate_mode,
-    read_benchmark, read_corpus, read_dialogues,
+    self, Corpus, Half, ModeResult, Setting, evaluate_conversations, evaluate_mode, read_benchmark,
+    read_corpus, read_dialogues,
 };
-use ragstone_core::models::Models;
-use ragstone_core::search::SearchMode;
-use ragstone_core::service::Service;
 use ragstone_search::{QueryVectors, StorageBackend};
 use ragstone_store::{SqliteStore, StoreOptions};
 use tempfile::TempDir;

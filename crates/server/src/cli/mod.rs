@@ -7,11 +7,11 @@ mod environment;
 mod eval;
 pub mod ingest;
 mod models;
-mod moving;
 mod query;
 mod quickstart;
 mod remote;
 mod serve;
+mod transfer;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -53,11 +53,11 @@ enum Command {
     /// Measure how well search finds what people judged relevant
     Eval(eval::EvalArgs),
     /// Write a collection with its vectors into a file
-    Export(moving::ExportArgs),
+    Export(transfer::ExportArgs),
     /// Read a collection back from the file that `export` wrote
-    Import(moving::ImportArgs),
+    Import(transfer::ImportArgs),
     /// Copy collections with their vectors from one store or server to another
-    Copy(moving::CopyArgs),
+    Copy(transfer::CopyArgs),
     /// Write the embedded store into one file, also while a server uses it
     Backup(backup::BackupArgs),
     /// Put a backup into a data directory that no server uses
@@ -159,9 +159,9 @@ pub fn run() -> ExitCode {
         Command::Doctor(args) => return doctor::run(&args),
         Command::Ingest(args) => ingest::run(&args),
         Command::Eval(args) => eval::run(&args),
-        Command::Export(args) => moving::export(&args),
-        Command::Import(args) => moving::import(&args),
-        Command::Copy(args) => moving::copy(&args),
+        Command::Export(args) => transfer::export(&args),
+        Command::Import(args) => transfer::import(&args),
+        Command::Copy(args) => transfer::copy(&args),
         Command::Backup(args) => backup::backup(&args),
         Command::Restore(args) => backup::restore(&args),
         Command::ReadUntrusted { kind } => ingest::read_untrusted(&kind),

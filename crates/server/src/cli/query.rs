@@ -7,7 +7,6 @@ use clap::builder::PossibleValuesParser;
 use ragstone_core::collection::CollectionName;
 use ragstone_core::error::InvalidInput;
 use ragstone_core::filter::Filter;
-use ragstone_providers::http::{Call, Repeat};
 use ragstone_core::search::SearchMode;
 use serde_json::{Map, Value, json};
 
@@ -70,10 +69,11 @@ fn filter(text: &str) -> Result<Value, String> {
 }
 
 pub(super) fn run(args: &QueryArgs) -> anyhow::Result<()> {
-    let call = Call::post(format!("collections/{}/query", args.collection))
-        .json(&body(args))
-        .repeat(Repeat::Freely);
-    let answer = block_on(args.remote.ask(call))?;
+    let answer = block_on(async {
+        let client = args.remote.client()?;
+        let answer = client.query_json(&args.collection, &body(args)).await;
+        answer.map_err(|error| args.remote.explain(error))
+    })?;
     let mut out = std::io::stdout().lock();
     if args.json || !out.is_terminal() {
         writeln!(out, "{}", serde_json::to_string_pretty(&answer)?)?;

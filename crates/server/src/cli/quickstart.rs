@@ -5,12 +5,12 @@ use std::io::Write;
 use axum::body::Body;
 use axum::http::Request;
 use http_body_util::BodyExt;
+use ragstone_core::backend::{Backend, BackendError};
 use ragstone_core::collection::{CollectionName, EMBEDDING_MODEL};
 use ragstone_core::document::{Metadata, NewDocument, RawDocument, check_documents};
-use ragstone_core::storage::StorageError;
+use ragstone_core::models::Models;
 use ragstone_models::config::LocalEntry;
 use ragstone_models::default_model;
-use ragstone_rag::{Models, Service};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
@@ -42,7 +42,7 @@ async fn start(settings: Settings, once: bool) -> anyhow::Result<()> {
     let address = listener.local_addr()?;
     let models = default_models(&settings).await?;
     let running = Running::start(&settings, OpenStore::open(&settings.store).await?, models).await?;
-    load_sample(&running.service).await?;
+    load_sample(running.local()).await?;
     if once {
         writeln!(
             std::io::stdout(),

@@ -2,10 +2,10 @@
 
 use axum::Json;
 use axum::extract::State;
+use ragstone_core::backend::{BackendError, HealthStatus};
 use ragstone_core::collection::{Collection, CollectionName, EMBEDDING_MODEL, EMBEDDING_PROVIDER};
 use ragstone_core::document::Metadata;
 use ragstone_core::error::InvalidInput;
-use ragstone_core::backend::{BackendError, HealthStatus};
 use ragstone_core::storage::MetadataUpdate;
 use ragstone_search::gateway::{LOCAL, ServiceCollections, all_collections, collections_of};
 use serde::{Deserialize, Serialize};

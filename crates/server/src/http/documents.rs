@@ -2,13 +2,13 @@
 
 use axum::Json;
 use axum::extract::State;
+use ragstone_core::backend::BackendError;
 use ragstone_core::collection::CollectionName;
 use ragstone_core::document::{
     Added, Document, DocumentId, Metadata, NewDocument, RawDocument, check_documents,
 };
 use ragstone_core::error::InvalidInput;
 use ragstone_core::filter::Filter;
-use ragstone_core::backend::BackendError;
 use ragstone_core::storage::{DocumentPage, Page, Selection};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -304,10 +304,7 @@ pub(super) async fn delete(
     CollectionPath(name): CollectionPath,
     AnyJsonBody(body): AnyJsonBody<DeleteDocuments>,
 ) -> Result<Json<DocumentsDeleted>, ApiError> {
-    let count = backend
-        .backend
-        .delete_documents(&name, body.selection()?)
-        .await?;
+    let count = backend.backend.delete_documents(&name, body.selection()?).await?;
     Ok(Json(DocumentsDeleted::new(&name, count)))
 }
 

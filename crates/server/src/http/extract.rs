@@ -138,7 +138,11 @@ fn announced_length(request: &Request, limit: usize) -> Result<Option<usize>, Ap
     }
 }
 
-pub(super) async fn read_body(request: Request, limit: usize, state: &AppState) -> Result<bytes::Bytes, ApiError> {
+pub(super) async fn read_body(
+    request: Request,
+    limit: usize,
+    state: &AppState,
+) -> Result<bytes::Bytes, ApiError> {
     announced_length(&request, limit)?;
     if let Some(encoding) = request.headers().get(header::CONTENT_ENCODING)
         && encoding != "identity"

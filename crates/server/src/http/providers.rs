@@ -2,8 +2,8 @@
 
 use axum::Json;
 use axum::extract::State;
-use ragstone_core::document::Metadata;
 use ragstone_core::backend::{Capability, Health, HealthStatus};
+use ragstone_core::document::Metadata;
 use ragstone_providers::config::ServiceConfig;
 use ragstone_providers::registry::{ProviderDescription, ProviderKind};
 use ragstone_search::gateway::all_health;

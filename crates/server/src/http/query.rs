@@ -11,12 +11,10 @@ use ragstone_core::document::{DocumentId, Metadata};
 use ragstone_core::error::InvalidInput;
 use ragstone_core::filter::Filter;
 use ragstone_core::fusion::{FusionWeights, Rank};
-use ragstone_core::search::{
-    QueryVector, SearchHit, SearchMode, SearchQuery, SearchResponse, StageTime,
-};
+use ragstone_core::search::{QueryVector, SearchHit, SearchMode, SearchQuery, SearchResponse, StageTime};
 use ragstone_core::siblings::Expand;
-use ragstone_search::gateway::NamedBackend;
 use ragstone_search::fanout::{self, FanoutQuery, Limit, ModeChoice, Target};
+use ragstone_search::gateway::NamedBackend;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -218,7 +216,10 @@ impl QueryBody {
             filter: Filter::parse(&self.filter.unwrap_or(Value::Null))?,
             ids: self.ids.map(parse_ids).transpose()?,
             max_distance,
-            mode: self.mode.as_deref().map_or(Ok(SearchMode::Dense), SearchMode::parse)?,
+            mode: self
+                .mode
+                .as_deref()
+                .map_or(Ok(SearchMode::Dense), SearchMode::parse)?,
             weights,
             rerank: self.rerank.unwrap_or(false),
             expand: self.expand.map(Into::into),
@@ -313,7 +314,12 @@ impl From<Rank> for RankBody {
 }
 
 /// A hit at its place in the response, counted from 0.
-fn result_body(place: usize, hit: SearchHit, collection: Option<&CollectionName>, explain: bool) -> ResultBody {
+fn result_body(
+    place: usize,
+    hit: SearchHit,
+    collection: Option<&CollectionName>,
+    explain: bool,
+) -> ResultBody {
     let explain = explain.then(|| Explanation {
         dense: hit.ranks.dense.map(Into::into),
         keyword: hit.ranks.keyword.map(Into::into),

@@ -10,9 +10,7 @@ use ragstone_search::gateway::NamedBackend;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use utoipa::openapi::path::{Operation, ParameterBuilder, ParameterIn};
-use utoipa::openapi::{
-    Components, Content, Object, OpenApi, Ref, RefOr, Required, ResponseBuilder, Schema,
-};
+use utoipa::openapi::{Components, Content, Object, OpenApi, Ref, RefOr, Required, ResponseBuilder, Schema};
 
 use super::error::ApiError;
 use super::extract::{Params, parse_object, read_body, read_large};
@@ -142,15 +140,23 @@ fn describe_operation(operation: &mut Operation, names_it_in_query: bool, compon
             .description(Some("The service that the collection is in"))
             .schema(Some(Object::with_type(utoipa::openapi::Type::String)))
             .build();
-        operation.parameters.get_or_insert_default().push(service);
+        operation
+            .parameters
+            .get_or_insert_default()
+            .push(RefOr::T(service));
     }
-    if let Some(body) = &mut operation.request_body {
+    if let Some(RefOr::T(body)) = &mut operation.request_body {
         for content in body.content.values_mut() {
-            name_backend_in_body(content, components);
+            if let RefOr::T(content) = content {
+                name_backend_in_body(content, components);
+            }
         }
     }
     let bad_service = [
-        ("400", "No service is named, or the request is invalid; see `detail`"),
+        (
+            "400",
+            "No service is named, or the request is invalid; see `detail`",
+        ),
         ("404", "No such service or collection"),
         ("429", "The service or a model is overloaded; see Retry-After"),
         ("502", "The service gave no usable answer"),
@@ -190,7 +196,7 @@ fn name_backend_in_body(content: &mut Content, components: &mut Components) {
     let mut object = object.clone();
     object.required.insert(0, "service".to_owned());
     for field in IN_PATH {
-        object.properties.shift_remove(field);
+        object.properties.remove(field);
     }
     let scoped = format!("{name}InService");
     *reference = Ref::from_schema_name(&scoped);

@@ -7,7 +7,7 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use ragstone_core::error::InvalidInput;
 use ragstone_core::storage::{Cursor, ExportRange};
-use ragstone_rag::moving::{BATCH, DocumentLine, read_documents};
+use ragstone_transfer::{BATCH, DocumentLine, read_documents};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -100,7 +100,10 @@ pub(super) async fn export(
         })?)),
     };
     let limit = params.count("limit", BATCH as u64)?.clamp(1, BATCH as u64) as usize;
-    let page = backend.backend.export(&name, ExportRange { after, limit }).await?;
+    let page = backend
+        .backend
+        .export(&name, ExportRange { after, limit })
+        .await?;
     // Millions of digits are written, which would hold up everybody else on this thread.
     let written = tokio::task::spawn_blocking(move || {
         serde_json::to_vec(&ExportBody {

@@ -1,6 +1,6 @@
 //! `ragstone export`, `import` and `copy`: collections from one place to another, with vectors.
 
-mod peers;
+mod endpoint;
 mod show;
 
 use std::io::Write;
@@ -8,16 +8,18 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
+use ragstone_core::backend::{Backend, BackendError};
+use ragstone_core::call::CallError;
 use ragstone_core::collection::CollectionName;
 use ragstone_core::storage::StorageError;
-use ragstone_rag::error::ServiceError;
-use ragstone_rag::moving::{
-    Begun, ExportFile, FileSource, Head, Peer, PeerSource, Sum, export_file, export_to, transfer, verify_file,
+use ragstone_transfer::{
+    BackendSource, Begun, ExportFile, FileSource, Head, Sum, TransferError, describe, export_file, export_to,
+    transfer, verify_file,
 };
 
 use super::block_on;
 use crate::{listen, telemetry};
-use peers::{Access, OpenPeer, PeerArgs};
+use endpoint::{Access, Endpoint, EndpointArgs};
 use show::Shown;
 
 /// Standard input or output.
@@ -40,7 +42,7 @@ pub(super) struct ExportArgs {
     /// Where to write it as JSON lines; `-` for standard output
     file: PathBuf,
     #[command(flatten)]
-    peer: PeerArgs,
+    endpoint: EndpointArgs,
 }
 
 #[derive(Args)]
@@ -52,7 +54,7 @@ pub(super) struct ImportArgs {
     #[arg(long, value_name = "NAME")]
     collection: Option<String>,
     #[command(flatten)]
-    peer: PeerArgs,
+    endpoint: EndpointArgs,
 }
 
 #[derive(Args)]
@@ -81,31 +83,37 @@ pub(super) fn export(args: &ExportArgs) -> anyhow::Result<()> {
     telemetry::start_logs(telemetry::LogFormat::Text);
     let name = CollectionName::parse(args.collection.as_str())?;
     block_on(async {
-        let open = args.peer.open(Access::Read).await?;
+        let open = args.endpoint.open(Access::Read).await?;
         let done = unless_stopped(export_from(&open, &name, &args.file)).await;
         open.close().await?;
-        done
+        done.map_err(|error| open.explain(error))
     })
 }
 
-async fn export_from(open: &OpenPeer, name: &CollectionName, path: &Path) -> anyhow::Result<()> {
-    let peer = open.peer();
-    let collection = peer.collection(name).await?;
+async fn export_from(open: &Endpoint, name: &CollectionName, path: &Path) -> anyhow::Result<()> {
+    let backend = open.backend();
+    let collection = describe(backend, name).await?;
     let head = Head::of(&collection);
     let shown = Shown::start("exported", collection.count);
     let sum = if path == Path::new(STANDARD) {
         let mut out = std::io::BufWriter::new(std::io::stdout());
-        export_to(PeerSource::new(peer, name), &head, &mut out, &shown.progress).await
+        export_to(
+            BackendSource::new(backend, name),
+            &head,
+            &mut out,
+            &shown.progress,
+        )
+        .await
     } else {
-        let mut source = PeerSource::new(peer, name);
+        let mut source = BackendSource::new(backend, name);
         let (file, begun) = ExportFile::begin(path, &head, &mut source).await?;
         match begun {
-            Begun::Anew => {}
-            Begun::GoesOn { documents } => {
-                eprintln!("going on after {documents} documents that an earlier run wrote");
+            Begun::New => {}
+            Begun::Resumed { documents } => {
+                eprintln!("resuming after {documents} documents that an earlier run wrote");
             }
-            Begun::StartedOver => {
-                eprintln!("starting over: what an earlier run wrote is not how the collection begins now");
+            Begun::Restarted => {
+                eprintln!("starting over: the collection has changed since the earlier run");
             }
         }
         export_file(source, file, &shown.progress).await
@@ -134,16 +142,16 @@ pub(super) fn import(args: &ImportArgs) -> anyhow::Result<()> {
     let name = args.collection.as_ref().unwrap_or(&source.head.collection);
     let name = CollectionName::parse(name.as_str())?;
     block_on(async {
-        let open = args.peer.open(Access::Write).await?;
+        let open = args.endpoint.open(Access::Write).await?;
         let head = source.head.clone();
         let shown = Shown::start("imported", total);
         let done = unless_stopped(async {
-            Ok(transfer(&mut source, &head, open.peer(), &name, &shown.progress).await?)
+            Ok(transfer(&mut source, &head, open.backend(), &name, &shown.progress).await?)
         })
         .await;
         let seconds = shown.stop().await;
         open.close().await?;
-        let moved = done?;
+        let moved = done.map_err(|error| open.explain(error))?;
         say(&format!(
             "{name}: imported {}{}",
             counted(&moved.sum, seconds),
@@ -159,35 +167,35 @@ pub(super) fn copy(args: &CopyArgs) -> anyhow::Result<()> {
         .iter()
         .map(|name| CollectionName::parse(name.as_str()))
         .collect::<Result<Vec<_>, _>>()?;
-    if peers::are_same(&args.from, &args.to) {
+    if endpoint::are_same(&args.from, &args.to) {
         anyhow::bail!("--from and --to are the same place: there is nothing to copy");
     }
     block_on(async {
-        let from = peers::open(&args.from, Access::Read)
+        let from = endpoint::open(&args.from, Access::Read)
             .await
             .context("--from cannot be opened")?;
         let done = copy_from(&from, args, named).await;
         from.close().await?;
-        done
+        done.map_err(|error| from.explain(error))
     })
 }
 
 /// A store that is new is not made before there is something to copy into it.
-async fn copy_from(from: &OpenPeer, args: &CopyArgs, named: Vec<CollectionName>) -> anyhow::Result<()> {
-    let names = to_copy(from.peer(), named).await?;
+async fn copy_from(from: &Endpoint, args: &CopyArgs, named: Vec<CollectionName>) -> anyhow::Result<()> {
+    let names = to_copy(from.backend(), named).await?;
     if names.is_empty() {
         return say("there are no collections to copy");
     }
-    let to = peers::open(&args.to, Access::Write)
+    let to = endpoint::open(&args.to, Access::Write)
         .await
         .context("--to cannot be opened")?;
-    let done = unless_stopped(copy_all(from.peer(), to.peer(), &names)).await;
+    let done = unless_stopped(copy_all(from, &to, &names)).await;
     to.close().await?;
-    done
+    done.map_err(|error| to.explain(error))
 }
 
 /// Those that are named, or all; an error where none of those named is there.
-async fn to_copy(from: &dyn Peer, named: Vec<CollectionName>) -> anyhow::Result<Vec<CollectionName>> {
+async fn to_copy(from: &dyn Backend, named: Vec<CollectionName>) -> anyhow::Result<Vec<CollectionName>> {
     if named.is_empty() {
         let all = from.collections().await?;
         return Ok(all.into_iter().map(|collection| collection.name).collect());
@@ -203,13 +211,15 @@ async fn to_copy(from: &dyn Peer, named: Vec<CollectionName>) -> anyhow::Result<
 }
 
 /// A collection that cannot be copied is no reason to leave out the others.
-async fn copy_all(from: &dyn Peer, to: &dyn Peer, names: &[CollectionName]) -> anyhow::Result<()> {
+async fn copy_all(from: &Endpoint, to: &Endpoint, names: &[CollectionName]) -> anyhow::Result<()> {
     let mut failed = Vec::new();
     for name in names {
-        if let Err(error) = copy_one(from, to, name).await {
+        if let Err(error) = copy_one(from.backend(), to.backend(), name).await {
+            let is_down = is_unavailable(&error);
+            let error = from.explain(to.explain(error));
             eprintln!("{name}: not copied: {error:#}");
             failed.push(name.as_str());
-            if is_away(&error) {
+            if is_down {
                 break;
             }
         }
@@ -225,19 +235,25 @@ async fn copy_all(from: &dyn Peer, to: &dyn Peer, names: &[CollectionName]) -> a
     )
 }
 
-/// Whether the other collections would only wait in vain.
-fn is_away(error: &anyhow::Error) -> bool {
-    let store = match error.downcast_ref() {
-        Some(ServiceError::Storage(error)) => Some(error),
+/// Whether a store or server is down, so that the other collections would fail as well.
+fn is_unavailable(error: &anyhow::Error) -> bool {
+    let backend = match error.downcast_ref() {
+        Some(TransferError::Backend(error)) => Some(error),
         _ => error.downcast_ref(),
     };
-    matches!(store, Some(StorageError::Unavailable { .. }))
+    matches!(
+        backend,
+        Some(
+            BackendError::Storage(StorageError::Unavailable { .. })
+                | BackendError::Call(CallError::Unreachable { .. } | CallError::CircuitOpen { .. })
+        )
+    )
 }
 
-async fn copy_one(from: &dyn Peer, to: &dyn Peer, name: &CollectionName) -> anyhow::Result<()> {
-    let collection = from.collection(name).await?;
+async fn copy_one(from: &dyn Backend, to: &dyn Backend, name: &CollectionName) -> anyhow::Result<()> {
+    let collection = describe(from, name).await?;
     let shown = Shown::start("copied", collection.count);
-    let mut source = PeerSource::new(from, name);
+    let mut source = BackendSource::new(from, name);
     let done = transfer(&mut source, &Head::of(&collection), to, name, &shown.progress).await;
     let seconds = shown.stop().await;
     let moved = done?;

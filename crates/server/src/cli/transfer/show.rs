@@ -1,10 +1,10 @@
-//! How far a move has come: a bar in a terminal, a line now and then elsewhere. Always on stderr.
+//! Progress of a transfer on stderr: a bar in a terminal, a line every few seconds elsewhere.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use ragstone_rag::moving::Progress;
+use ragstone_transfer::Progress;
 use tokio::task::JoinHandle;
 
 const REDRAW: Duration = Duration::from_millis(200);
