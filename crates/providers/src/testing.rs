@@ -1,12 +1,17 @@
-//! The suite that every RAG backend must pass.
+//! The conformance suite that every [`Backend`] must pass.
 //!
-//! [`check_provider`] panics with a message at the first difference. It works in collections of its
+//! [`check_backend`] panics with a message at the first difference. It works in collections of its
 //! own, whose names begin with `conformance-`, and deletes them in the end.
 
 use futures::future::join_all;
+use ragstone_core::backend::{Backend, BackendError, Capability, HealthStatus};
+use ragstone_core::call::CallError;
 use ragstone_core::document::NewDocument;
-use ragstone_core::provider::{CallError, HealthStatus, ProviderError, ProviderQuery, RagProvider};
-use ragstone_core::storage::{MetadataUpdate, Page, Selection};
+use ragstone_core::model::ModelIdentity;
+use ragstone_core::search::{QueryVector, SearchHit, SearchMode, SearchQuery};
+use ragstone_core::siblings::Expand;
+use ragstone_core::storage::{ExportRange, ExportedDocument, MetadataUpdate, Page, Selection};
+use ragstone_core::vector::normalise;
 use ragstone_core::{CollectionName, Document, DocumentId, Filter, Metadata};
 use serde_json::{Value, json};
 
@@ -17,56 +22,63 @@ const EVERYTHING: Page = Page {
 };
 
 /// Runs the whole suite. `embedding_model` is the id of a model that the backend can embed with.
-pub async fn check_provider(provider: &dyn RagProvider, embedding_model: Option<&str>) {
-    let health = provider.health().await;
+pub async fn check_backend(backend: &dyn Backend, embedding_model: Option<&str>) {
+    let health = backend.health().await;
     assert_eq!(health.status, HealthStatus::Healthy, "{health:?}");
     assert!(
         health.latency_ms >= 0.0 && health.timestamp.ends_with('Z'),
         "{health:?}"
     );
     assert!(health.details.contains_key("collections_count"), "{health:?}");
+    let capabilities = health.capabilities(backend.capabilities());
 
-    collections_live_and_die(provider).await;
-    metadata_is_replaced_or_merged(provider).await;
-    what_is_merged_at_once_is_all_kept(provider).await;
-    a_document_written_at_once_is_that_of_one_writer(provider).await;
-    documents_come_back_as_they_were_added(provider).await;
-    filters_mean_what_they_mean_everywhere(provider).await;
-    deleting_counts_what_was_there(provider).await;
-    searches_are_exact_under_any_filter(provider).await;
-    vectors_of_any_length_have_their_direction(provider).await;
-    what_cannot_be_is_refused(provider).await;
+    collections_are_created_listed_and_deleted(backend).await;
+    metadata_is_replaced_or_merged(backend).await;
+    concurrent_merges_are_all_kept(backend).await;
+    concurrent_writes_of_a_document_leave_one_of_them(backend).await;
+    documents_come_back_as_they_were_added(backend).await;
+    filters_mean_the_same_everywhere(backend).await;
+    deletions_count_existing_documents(backend).await;
+    searches_are_exact_under_any_filter(backend).await;
+    several_collections_and_queries_are_searched_at_once(backend).await;
+    vectors_of_any_length_keep_their_direction(backend).await;
+    exports_can_be_imported(backend).await;
+    invalid_requests_are_refused(backend).await;
+    if capabilities.contains(&Capability::KeywordSearch) {
+        words_are_ranked(backend).await;
+    }
+    reranking_orders_texts_or_fails(backend, capabilities.contains(&Capability::Rerank)).await;
     if let Some(model) = embedding_model {
-        texts_are_embedded_by_the_collections_model(provider, model).await;
+        texts_are_embedded_by_the_collections_model(backend, model).await;
     }
 }
 
-/// The status that a failure stands for, whichever backend it comes from.
-pub fn status(error: &ProviderError) -> u16 {
+/// The HTTP status of a failure, whichever backend it comes from.
+pub fn status(error: &BackendError) -> u16 {
     match error {
-        ProviderError::CollectionNotFound(_) => 404,
-        ProviderError::CollectionExists(_) => 409,
-        ProviderError::Invalid(_) | ProviderError::Unsupported(_) => 400,
-        ProviderError::ModelNotLoaded { .. } => 503,
-        ProviderError::Model(_) | ProviderError::Storage(_) => 500,
-        ProviderError::Call(error) => error.status().unwrap_or(502),
+        BackendError::CollectionNotFound(_) => 404,
+        BackendError::CollectionExists(_) => 409,
+        BackendError::Invalid(_) | BackendError::Unsupported(_) | BackendError::NoModel { .. } => 400,
+        BackendError::ModelNotLoaded { .. } | BackendError::NoReranker => 503,
+        BackendError::Model(_) | BackendError::Storage(_) => 500,
+        BackendError::Call(error) => error.status().unwrap_or(502),
     }
 }
 
-fn ok<T>(outcome: Result<T, ProviderError>, what: &str) -> T {
+fn ok<T>(outcome: Result<T, BackendError>, what: &str) -> T {
     match outcome {
         Ok(value) => value,
         Err(error) => panic!("{what}: {error}"),
     }
 }
 
-fn refused<T>(outcome: Result<T, ProviderError>, expected: u16, what: &str) -> String {
+fn refused<T>(outcome: Result<T, BackendError>, expected: u16, what: &str) -> String {
     match outcome {
         Ok(_) => panic!("{what}: succeeded, {expected} was expected"),
         Err(error) => {
             assert_eq!(status(&error), expected, "{what}: {error}");
             match &error {
-                ProviderError::Call(CallError::Answered(answer)) => {
+                BackendError::Call(CallError::Answered(answer)) => {
                     String::from_utf8_lossy(&answer.body).into_owned()
                 }
                 other => other.to_string(),
@@ -87,11 +99,11 @@ fn name(text: &str) -> CollectionName {
 }
 
 /// Makes an empty collection, also when an earlier run left one behind.
-async fn fresh(provider: &dyn RagProvider, text: &str, metadata: Value) -> CollectionName {
+async fn fresh(backend: &dyn Backend, text: &str, metadata: Value) -> CollectionName {
     let name = name(text);
-    let _ = provider.delete_collection(&name).await;
+    let _ = backend.delete_collection(&name).await;
     ok(
-        provider.create_collection(&name, object(metadata)).await,
+        backend.create_collection(&name, object(metadata)).await,
         "creating",
     );
     name
@@ -125,23 +137,23 @@ fn vector(seed: usize) -> Vec<f32> {
         .collect()
 }
 
-async fn collections_live_and_die(provider: &dyn RagProvider) {
+async fn collections_are_created_listed_and_deleted(backend: &dyn Backend) {
     let metadata =
         json!({"embedding_model": "none", "thresholds": {"match": 0.4}, "tags": ["a", 1, null], "n": null});
-    let first = fresh(provider, "life", metadata.clone()).await;
+    let first = fresh(backend, "life", metadata.clone()).await;
     refused(
-        provider.create_collection(&first, Metadata::new()).await,
+        backend.create_collection(&first, Metadata::new()).await,
         409,
         "creating twice",
     );
-    let found = ok(provider.collection(&first).await, "reading");
+    let found = ok(backend.collection(&first).await, "reading");
     assert_eq!(
         (found.count, Value::Object(found.metadata)),
         (0, metadata.clone())
     );
 
-    let second = fresh(provider, "life-2", json!({})).await;
-    let listed = ok(provider.collections().await, "listing");
+    let second = fresh(backend, "life-2", json!({})).await;
+    let listed = ok(backend.collections().await, "listing");
     let named: Vec<&str> = listed.iter().map(|c| c.name.as_str()).collect();
     assert!(named.is_sorted(), "{named:?}");
     let of_first = listed
@@ -152,33 +164,33 @@ async fn collections_live_and_die(provider: &dyn RagProvider) {
     assert!(listed.iter().any(|c| c.name == second && c.metadata.is_empty()));
 
     for gone in [&first, &second] {
-        ok(provider.delete_collection(gone).await, "deleting");
-        refused(provider.collection(gone).await, 404, "reading what is gone");
+        ok(backend.delete_collection(gone).await, "deleting");
+        refused(backend.collection(gone).await, 404, "reading what is gone");
         refused(
-            provider.delete_collection(gone).await,
+            backend.delete_collection(gone).await,
             404,
             "deleting what is gone",
         );
     }
     let everything = Filter::everything();
     refused(
-        provider.documents(&first, &everything, EVERYTHING).await,
+        backend.documents(&first, &everything, EVERYTHING).await,
         404,
         "documents of none",
     );
-    refused(provider.empty(&first).await, 404, "emptying none");
-    refused(provider.metadata_values(&first, "f").await, 404, "values of none");
+    refused(backend.empty(&first).await, 404, "emptying none");
+    refused(backend.metadata_values(&first, "f").await, 404, "values of none");
     let documents = vec![with_vector(document("a", "t", json!({})), vector(0))];
     refused(
-        provider.add_documents(&first, documents).await,
+        backend.add_documents(&first, documents).await,
         404,
         "adding to none",
     );
 }
 
-async fn metadata_is_replaced_or_merged(provider: &dyn RagProvider) {
-    let name = fresh(provider, "metadata", json!({"a": 1, "b": [2]})).await;
-    let update = |metadata: Value, update| provider.update_metadata(&name, object(metadata), update);
+async fn metadata_is_replaced_or_merged(backend: &dyn Backend) {
+    let name = fresh(backend, "metadata", json!({"a": 1, "b": [2]})).await;
+    let update = |metadata: Value, update| backend.update_metadata(&name, object(metadata), update);
     let merged = ok(
         update(json!({"b": {"x": 1}, "c": "3"}), MetadataUpdate::Merge).await,
         "merging",
@@ -193,56 +205,49 @@ async fn metadata_is_replaced_or_merged(provider: &dyn RagProvider) {
         update(json!({}), MetadataUpdate::Replace).await,
         "replacing by nothing",
     );
-    assert!(
-        ok(provider.collection(&name).await, "reading")
-            .metadata
-            .is_empty()
-    );
-    ok(provider.delete_collection(&name).await, "deleting");
+    assert!(ok(backend.collection(&name).await, "reading").metadata.is_empty());
+    ok(backend.delete_collection(&name).await, "deleting");
 }
 
-/// So many writers do the same at once.
+/// Number of concurrent writers.
 const WRITERS: usize = 20;
 
-async fn what_is_merged_at_once_is_all_kept(provider: &dyn RagProvider) {
-    let name = fresh(provider, "merged-at-once", json!({"kept": true})).await;
+async fn concurrent_merges_are_all_kept(backend: &dyn Backend) {
+    let name = fresh(backend, "merged-at-once", json!({"kept": true})).await;
     let merges = (0..WRITERS).map(|i| {
         let metadata = Metadata::from_iter([(format!("writer-{i}"), json!(i))]);
-        provider.update_metadata(&name, metadata, MetadataUpdate::Merge)
+        backend.update_metadata(&name, metadata, MetadataUpdate::Merge)
     });
     for merged in join_all(merges).await {
         ok(merged, "merging at once");
     }
-    let metadata = ok(provider.collection(&name).await, "reading").metadata;
+    let metadata = ok(backend.collection(&name).await, "reading").metadata;
     assert_eq!(metadata.len(), WRITERS + 1, "{metadata:?}");
-    ok(provider.delete_collection(&name).await, "deleting");
+    ok(backend.delete_collection(&name).await, "deleting");
 }
 
-async fn a_document_written_at_once_is_that_of_one_writer(provider: &dyn RagProvider) {
-    let name = fresh(provider, "written-at-once", json!({})).await;
+async fn concurrent_writes_of_a_document_leave_one_of_them(backend: &dyn Backend) {
+    let name = fresh(backend, "written-at-once", json!({})).await;
     let writes = (0..WRITERS).map(|i| {
         let metadata = Value::Object(Metadata::from_iter([(format!("writer-{i}"), json!(i))]));
         let written = document("same", &format!("writer-{i}"), metadata);
-        provider.add_documents(&name, vec![with_vector(written, vector(i))])
+        backend.add_documents(&name, vec![with_vector(written, vector(i))])
     });
     for written in join_all(writes).await {
         ok(written, "writing at once");
     }
     let everything = Filter::everything();
-    let page = ok(
-        provider.documents(&name, &everything, EVERYTHING).await,
-        "reading",
-    );
+    let page = ok(backend.documents(&name, &everything, EVERYTHING).await, "reading");
     let [found] = page.documents.as_slice() else {
         panic!("one document was written: {page:?}");
     };
     let keys: Vec<&str> = found.metadata.keys().map(String::as_str).collect();
     assert_eq!(keys, [found.text.as_str()], "of one writer alone");
-    ok(provider.delete_collection(&name).await, "deleting");
+    ok(backend.delete_collection(&name).await, "deleting");
 }
 
-async fn documents_come_back_as_they_were_added(provider: &dyn RagProvider) {
-    let name = fresh(provider, "documents", json!({"kept": true})).await;
+async fn documents_come_back_as_they_were_added(backend: &dyn Backend) {
+    let name = fresh(backend, "documents", json!({"kept": true})).await;
     let documents = [
         document(
             "z",
@@ -266,38 +271,46 @@ async fn documents_come_back_as_they_were_added(provider: &dyn RagProvider) {
         .enumerate()
         .map(|(i, d)| with_vector(d.clone(), vector(i)))
         .collect();
-    let added = ok(provider.add_documents(&name, added).await, "adding");
+    let added = ok(backend.add_documents(&name, added).await, "adding");
     assert_eq!(
         added.ids,
         documents.iter().map(|d| d.id.clone()).collect::<Vec<_>>()
     );
     let everything = Filter::everything();
-    let page = ok(
-        provider.documents(&name, &everything, EVERYTHING).await,
-        "reading",
-    );
+    let page = ok(backend.documents(&name, &everything, EVERYTHING).await, "reading");
     assert_eq!((page.documents.as_slice(), page.total), (&documents[..], 4));
 
     let replaced = document("a/b?c=d&e", "replaced", json!({"only": "this"}));
     ok(
-        provider
+        backend
             .add_documents(&name, vec![with_vector(replaced.clone(), vector(9))])
             .await,
         "replacing",
     );
-    let page = |limit, offset| provider.documents(&name, &everything, Page { limit, offset });
+    let page = |limit, offset| backend.documents(&name, &everything, Page { limit, offset });
     let second = ok(page(1, 1).await, "a page");
     assert_eq!(
         (second.documents, second.total),
-        (vec![replaced], 4),
+        (vec![replaced.clone()], 4),
         "replaced whole, in its place"
     );
+    for document in [&documents[0], &documents[1], &documents[2]] {
+        let found = ok(backend.document(&name, &document.id).await, "one document");
+        let expected = if document.id == replaced.id {
+            &replaced
+        } else {
+            document
+        };
+        assert_eq!(found.as_ref(), Some(expected));
+    }
+    let missing = DocumentId::parse("never-added").unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(ok(backend.document(&name, &missing).await, "no document"), None);
     let none = ok(page(0, 0).await, "no page");
     assert_eq!((none.documents.len(), none.total), (0, 4));
     let beyond = ok(page(10, 4).await, "beyond the end");
     assert_eq!((beyond.documents.len(), beyond.total), (0, 4));
-    assert_eq!(ok(provider.collection(&name).await, "counting").count, 4);
-    ok(provider.delete_collection(&name).await, "deleting");
+    assert_eq!(ok(backend.collection(&name).await, "counting").count, 4);
+    ok(backend.delete_collection(&name).await, "deleting");
 }
 
 /// Documents with every kind of value in every kind of field.
@@ -364,26 +377,26 @@ fn filters() -> Vec<Filter> {
     .collect()
 }
 
-async fn filters_mean_what_they_mean_everywhere(provider: &dyn RagProvider) {
-    let name = fresh(provider, "filters", json!({})).await;
+async fn filters_mean_the_same_everywhere(backend: &dyn Backend) {
+    let name = fresh(backend, "filters", json!({})).await;
     let documents = varied();
     let added = documents
         .iter()
         .enumerate()
         .map(|(i, d)| with_vector(d.clone(), vector(i)))
         .collect();
-    ok(provider.add_documents(&name, added).await, "adding");
+    ok(backend.add_documents(&name, added).await, "adding");
     for filter in filters() {
         let expected: Vec<&Document> = documents.iter().filter(|d| filter.matches(&d.metadata)).collect();
-        let page = ok(provider.documents(&name, &filter, EVERYTHING).await, "filtering");
+        let page = ok(backend.documents(&name, &filter, EVERYTHING).await, "filtering");
         assert_eq!(page.documents.iter().collect::<Vec<_>>(), expected, "{filter:?}");
         assert_eq!(page.total as usize, expected.len(), "{filter:?}");
         let page = Page { limit: 1, offset: 1 };
-        let page = ok(provider.documents(&name, &filter, page).await, "a filtered page");
+        let page = ok(backend.documents(&name, &filter, page).await, "a filtered page");
         assert_eq!(page.documents.first(), expected.get(1).copied(), "{filter:?}");
         assert_eq!(page.total as usize, expected.len(), "{filter:?}");
     }
-    let values = |field| provider.metadata_values(&name, field);
+    let values = |field| backend.metadata_values(&name, field);
     let of_f = ok(values("f").await, "values");
     let expected = json!([
         null,
@@ -402,54 +415,54 @@ async fn filters_mean_what_they_mean_everywhere(provider: &dyn RagProvider) {
         ok(values("missing").await, "values of no field"),
         [] as [Value; 0]
     );
-    ok(provider.delete_collection(&name).await, "deleting");
+    ok(backend.delete_collection(&name).await, "deleting");
 }
 
-async fn deleting_counts_what_was_there(provider: &dyn RagProvider) {
-    let name = fresh(provider, "deleting", json!({"kept": [1]})).await;
+async fn deletions_count_existing_documents(backend: &dyn Backend) {
+    let name = fresh(backend, "deleting", json!({"kept": [1]})).await;
     let add = || async {
         let documents = varied()
             .into_iter()
             .enumerate()
             .map(|(i, d)| with_vector(d, vector(i)))
             .collect();
-        ok(provider.add_documents(&name, documents).await, "adding");
+        ok(backend.add_documents(&name, documents).await, "adding");
     };
     add().await;
     let id = |text: &str| DocumentId::parse(text).unwrap_or_else(|e| panic!("{e}"));
     let by_id = Selection::Ids(vec![id("d0"), id("never-there"), id("d3"), id("d0")]);
     assert_eq!(
-        ok(provider.delete_documents(&name, by_id).await, "deleting by id"),
+        ok(backend.delete_documents(&name, by_id).await, "deleting by id"),
         2
     );
     let lacking = Filter::parse(&json!({"f": {"$exists": false}})).unwrap_or_else(|e| panic!("{e}"));
     let by_filter = || Selection::Matching(lacking.clone());
     assert_eq!(
         ok(
-            provider.delete_documents(&name, by_filter()).await,
+            backend.delete_documents(&name, by_filter()).await,
             "deleting by filter"
         ),
         2
     );
     assert_eq!(
         ok(
-            provider.delete_documents(&name, by_filter()).await,
+            backend.delete_documents(&name, by_filter()).await,
             "deleting again"
         ),
         0
     );
-    assert_eq!(ok(provider.collection(&name).await, "counting").count, 12);
+    assert_eq!(ok(backend.collection(&name).await, "counting").count, 12);
 
-    assert_eq!(ok(provider.empty(&name).await, "emptying"), 12);
-    assert_eq!(ok(provider.empty(&name).await, "emptying again"), 0);
-    let emptied = ok(provider.collection(&name).await, "reading");
+    assert_eq!(ok(backend.empty(&name).await, "emptying"), 12);
+    assert_eq!(ok(backend.empty(&name).await, "emptying again"), 0);
+    let emptied = ok(backend.collection(&name).await, "reading");
     assert_eq!(
         (emptied.count, Value::Object(emptied.metadata)),
         (0, json!({"kept": [1]}))
     );
     add().await;
-    assert_eq!(ok(provider.collection(&name).await, "counting").count, 16);
-    ok(provider.delete_collection(&name).await, "deleting");
+    assert_eq!(ok(backend.collection(&name).await, "counting").count, 16);
+    ok(backend.delete_collection(&name).await, "deleting");
 }
 
 fn cosine_distance(a: &[f32], b: &[f32]) -> f32 {
@@ -462,10 +475,10 @@ fn cosine_distance(a: &[f32], b: &[f32]) -> f32 {
     (1.0 - dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()) as f32
 }
 
-async fn searches_are_exact_under_any_filter(provider: &dyn RagProvider) {
-    let name = fresh(provider, "search", json!({"match_threshold": 0.4})).await;
+async fn searches_are_exact_under_any_filter(backend: &dyn Backend) {
+    let name = fresh(backend, "search", json!({"match_threshold": 0.4})).await;
     let empty = ok(
-        provider.search(&name, dense(vector(0), 3)).await,
+        backend.search(&name, dense(vector(0), 3)).await,
         "searching nothing",
     );
     assert!(empty.hits.is_empty());
@@ -485,7 +498,7 @@ async fn searches_are_exact_under_any_filter(provider: &dyn RagProvider) {
         .iter()
         .map(|(d, v)| with_vector(d.clone(), v.clone()))
         .collect();
-    ok(provider.add_documents(&name, added).await, "adding");
+    ok(backend.add_documents(&name, added).await, "adding");
 
     let queried = vector(1000);
     for (filter, top_k) in [
@@ -507,31 +520,31 @@ async fn searches_are_exact_under_any_filter(provider: &dyn RagProvider) {
             .collect();
         expected.sort_by(|a, b| a.0.total_cmp(&b.0));
         expected.truncate(top_k);
-        let query = ProviderQuery {
+        let query = SearchQuery {
             filter: filter.clone(),
             ..dense(queried.clone(), top_k)
         };
-        let answer = ok(provider.search(&name, query).await, "searching");
-        let ids: Vec<&str> = answer.hits.iter().map(|hit| hit.document.id.as_str()).collect();
+        let answer = ok(backend.search(&name, query).await, "searching");
         assert_eq!(
-            ids,
+            ids(&answer.hits),
             expected.iter().map(|e| e.1).collect::<Vec<_>>(),
             "{filter:?}"
         );
         for (hit, (distance, _)) in answer.hits.iter().zip(&expected) {
             let given = hit.distance.unwrap_or(f32::NAN);
             assert!((given - distance).abs() < 1e-4, "{given} for {distance}");
-            let score = hit.score.unwrap_or(f64::NAN);
-            assert!((score - (1.0 - f64::from(given) / 2.0)).abs() < 1e-4, "{score}");
+            assert!(hit.ranks.dense.is_some(), "{hit:?}");
         }
+        let ranks = answer.hits.iter().filter_map(|hit| Some(hit.ranks.dense?.rank));
+        assert!(ranks.eq(1..=expected.len()), "{filter:?}");
         assert_eq!(answer.collection_metadata["match_threshold"], 0.4);
     }
 
-    let near = ProviderQuery {
+    let near = SearchQuery {
         max_distance: Some(0.5),
         ..dense(queried.clone(), 1000)
     };
-    let hits = ok(provider.search(&name, near).await, "searching nearby").hits;
+    let hits = ok(backend.search(&name, near).await, "searching nearby").hits;
     let expected = documents
         .iter()
         .filter(|(_, v)| cosine_distance(&queried, v) <= 0.5)
@@ -548,54 +561,225 @@ async fn searches_are_exact_under_any_filter(provider: &dyn RagProvider) {
         .map(|(d, v)| (cosine_distance(&queried, v), d.id.as_str()))
         .collect();
     expected.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let among = ProviderQuery {
-        among: Some(few),
+    let among = SearchQuery {
+        ids: Some(few),
         filter: Filter::parse(&json!({"half": 1})).unwrap_or_else(|e| panic!("{e}")),
         ..dense(queried.clone(), 10)
     };
-    let hits = ok(provider.search(&name, among).await, "searching among a few").hits;
-    let ids: Vec<&str> = hits.iter().map(|hit| hit.document.id.as_str()).collect();
-    assert_eq!(ids, expected.iter().map(|e| e.1).collect::<Vec<_>>());
+    let hits = ok(backend.search(&name, among).await, "searching among a few").hits;
+    assert_eq!(ids(&hits), expected.iter().map(|e| e.1).collect::<Vec<_>>());
 
-    let expanded = ProviderQuery {
-        options: object(json!({"expand": "tenth"})),
-        filter: Filter::parse(&json!({"tenth": 3})).unwrap_or_else(|e| panic!("{e}")),
-        ..dense(queried.clone(), 1)
-    };
-    let hits = ok(provider.search(&name, expanded).await, "expanding").hits;
-    let siblings = hits[0].extra["siblings"].as_array().cloned().unwrap_or_default();
-    let siblings: Vec<&str> = siblings.iter().filter_map(|s| s["id"].as_str()).collect();
-    assert_eq!(siblings.len(), 30, "{siblings:?}");
-    assert_eq!(siblings[..2], ["s3", "s13"], "in document order");
-    let siblings = async |expand: Value| {
-        let query = ProviderQuery {
-            options: object(json!({ "expand": expand })),
+    let siblings = async |field: &str, max_chars, filter: Value| {
+        let query = SearchQuery {
+            expand: Some(Expand {
+                field: field.to_owned(),
+                max_chars,
+            }),
+            filter: Filter::parse(&filter).unwrap_or_else(|e| panic!("{e}")),
             ..dense(queried.clone(), 1)
         };
-        let mut hits = ok(provider.search(&name, query).await, "expanding").hits;
-        hits[0].extra.remove("siblings")
+        let mut hits = ok(backend.search(&name, query).await, "expanding").hits;
+        let siblings = hits.pop().and_then(|hit| hit.siblings)?;
+        let ids = siblings.iter().map(|sibling| sibling.id.as_str().to_owned());
+        Some(ids.collect::<Vec<_>>())
     };
-    let within_budget = siblings(json!({"field": "tenth", "max_chars": 0})).await;
-    let kept = within_budget.as_ref().and_then(Value::as_array).map(Vec::len);
-    assert_eq!(kept, Some(1), "the hit alone: {within_budget:?}");
-    assert_eq!(siblings(json!("no_such_field")).await, None);
-    ok(provider.delete_collection(&name).await, "deleting");
+    let all = siblings("tenth", None, json!({"tenth": 3}))
+        .await
+        .unwrap_or_default();
+    assert_eq!(all.len(), 30, "{all:?}");
+    assert_eq!(all[..2], ["s3", "s13"], "in document order");
+    let within_budget = siblings("tenth", Some(0), json!({"tenth": 3})).await;
+    assert_eq!(within_budget.map(|kept| kept.len()), Some(1), "the hit alone");
+    assert_eq!(siblings("no_such_field", None, json!({})).await, None);
+    ok(backend.delete_collection(&name).await, "deleting");
 }
 
-async fn vectors_of_any_length_have_their_direction(provider: &dyn RagProvider) {
-    let name = fresh(provider, "lengths", json!({})).await;
+fn ids(hits: &[SearchHit]) -> Vec<&str> {
+    hits.iter().map(|hit| hit.document.id.as_str()).collect()
+}
+
+async fn several_collections_and_queries_are_searched_at_once(backend: &dyn Backend) {
+    let mut names = Vec::new();
+    for collection in 0..3 {
+        let name = fresh(
+            backend,
+            &format!("many-{collection}"),
+            json!({"number": collection}),
+        )
+        .await;
+        let documents = (0..5).map(|i| {
+            let plain = document(&format!("c{collection}-{i}"), "t", json!({}));
+            with_vector(plain, vector(10 * collection + i))
+        });
+        ok(backend.add_documents(&name, documents.collect()).await, "adding");
+        names.push(name);
+    }
+    names.insert(1, name("never-created"));
+    let queries = [dense(vector(3), 2), dense(vector(22), 4)];
+    let responses = backend.search_many(&names, &queries).await;
+    assert_eq!(responses.len(), names.len());
+    for (name, responses) in names.iter().zip(responses) {
+        assert_eq!(responses.len(), queries.len());
+        for (query, response) in queries.iter().zip(responses) {
+            if name.as_str().ends_with("never-created") {
+                refused(response, 404, "searching none");
+                continue;
+            }
+            let alone = ok(backend.search(name, query.clone()).await, "searching alone");
+            let response = ok(response, "searching many");
+            assert_eq!(ids(&response.hits), ids(&alone.hits), "{name}");
+            assert_eq!(response.hits.len(), query.top_k);
+            assert_eq!(response.collection_metadata, alone.collection_metadata);
+            assert!(response.collection_metadata.contains_key("number"));
+        }
+    }
+    names.remove(1);
+    for name in names {
+        ok(backend.delete_collection(&name).await, "deleting");
+    }
+}
+
+async fn exports_can_be_imported(backend: &dyn Backend) {
+    let name = fresh(backend, "exported", json!({})).await;
+    let model = ModelIdentity {
+        id: "m".to_owned(),
+        version: "1".to_owned(),
+        dimensions: WIDTH,
+    };
+    let documents: Vec<ExportedDocument> = varied()
+        .into_iter()
+        .enumerate()
+        .map(|(i, document)| {
+            let mut vector = vector(i);
+            let norm = normalise(&mut vector);
+            ExportedDocument {
+                document,
+                vector,
+                norm,
+                model: (i % 2 == 0).then(|| model.clone()),
+            }
+        })
+        .collect();
+    ok(backend.import(&name, documents.clone()).await, "importing");
+    let mut exported: Vec<ExportedDocument> = Vec::new();
+    let mut after = None;
+    loop {
+        let range = ExportRange { after, limit: 5 };
+        let page = ok(backend.export(&name, range).await, "exporting");
+        assert!(page.documents.len() <= 5, "{}", page.documents.len());
+        exported.extend(page.documents);
+        after = page.last;
+        if !page.more {
+            break;
+        }
+    }
+    assert_eq!(exported.len(), documents.len());
+    for (exported, imported) in exported.iter().zip(&documents) {
+        assert_eq!(
+            (&exported.document, &exported.model),
+            (&imported.document, &imported.model)
+        );
+        let close = |a: f32, b: f32| (a - b).abs() < 1e-6;
+        assert!(close(exported.norm, imported.norm), "{exported:?}");
+        let mut pairs = exported.vector.iter().zip(&imported.vector);
+        assert!(pairs.all(|(a, b)| close(*a, *b)), "{exported:?}");
+    }
+    ok(backend.delete_collection(&name).await, "deleting");
+    let range = ExportRange {
+        after: None,
+        limit: 1,
+    };
+    refused(backend.export(&name, range).await, 404, "exporting none");
+    refused(backend.import(&name, documents).await, 404, "importing into none");
+}
+
+async fn words_are_ranked(backend: &dyn Backend) {
+    let name = fresh(backend, "words", json!({})).await;
+    let texts = [
+        "the harbour at night",
+        "a lighthouse keeper",
+        "lighthouse and harbour",
+        "rain",
+    ];
+    let documents = texts.iter().enumerate().map(|(i, text)| {
+        let plain = document(&format!("w{i}"), text, json!({"even": i % 2 == 0}));
+        with_vector(plain, vector(i))
+    });
+    ok(backend.add_documents(&name, documents.collect()).await, "adding");
+    let keyword = |words: &str| SearchQuery {
+        text: Some(words.to_owned()),
+        mode: SearchMode::Keyword,
+        ..SearchQuery::default()
+    };
+    let both = ok(
+        backend.search(&name, keyword("lighthouse harbour")).await,
+        "ranking words",
+    );
+    assert_eq!(ids(&both.hits)[0], "w2", "it has both words");
+    assert_eq!(both.hits.len(), 3);
+    for (place, hit) in both.hits.iter().enumerate() {
+        assert_eq!(hit.distance, None, "no vector was compared");
+        assert_eq!(hit.ranks.keyword.map(|rank| rank.rank), Some(place + 1));
+    }
+    let filtered = SearchQuery {
+        filter: Filter::parse(&json!({"even": false})).unwrap_or_else(|e| panic!("{e}")),
+        ..keyword("lighthouse harbour")
+    };
+    let filtered = ok(backend.search(&name, filtered).await, "ranking words of a few");
+    assert_eq!(ids(&filtered.hits), ["w1"]);
+    let hybrid = SearchQuery {
+        mode: SearchMode::Hybrid,
+        vector: Some(QueryVector::from_client(vector(3))),
+        ..keyword("lighthouse harbour")
+    };
+    let hybrid = ok(backend.search(&name, hybrid).await, "ranking by both");
+    assert_eq!(hybrid.hits.len(), 4, "every document has a distance");
+    let ranks = hybrid.hits.iter().filter_map(|hit| Some(hit.ranks.fused?.rank));
+    assert!(ranks.eq(1..=4), "{hybrid:?}");
+    let rain = hybrid.hits.iter().find(|hit| hit.document.text == "rain");
+    let rain = rain.unwrap_or_else(|| panic!("it is nearest: {hybrid:?}"));
+    assert_eq!(rain.ranks.dense.map(|rank| rank.rank), Some(1));
+    assert_eq!(rain.ranks.keyword, None, "it has none of the words");
+    ok(backend.delete_collection(&name).await, "deleting");
+}
+
+async fn reranking_orders_texts_or_fails(backend: &dyn Backend, is_offered: bool) {
+    let texts = ["one", "another text", "a third text of some length"];
+    let ranked = backend
+        .rerank("a question", texts.map(str::to_owned).to_vec(), 2)
+        .await;
+    if !is_offered {
+        assert!(ranked.is_err(), "{ranked:?}");
+        return;
+    }
+    let ranked = ok(ranked, "reranking");
+    assert_eq!(ranked.len(), 2, "{ranked:?}");
+    assert!(ranked[0].score >= ranked[1].score, "{ranked:?}");
+    assert!(
+        ranked[0].index != ranked[1].index && ranked.iter().all(|text| text.index < texts.len()),
+        "{ranked:?}"
+    );
+    let none = ok(
+        backend.rerank("a question", Vec::new(), 2).await,
+        "reranking none",
+    );
+    assert!(none.is_empty());
+}
+
+async fn vectors_of_any_length_keep_their_direction(backend: &dyn Backend) {
+    let name = fresh(backend, "lengths", json!({})).await;
     let scales = [1.0, 1e-30, 1e30, 1e-18, 1e18];
     let documents = scales.iter().enumerate().map(|(i, scale)| {
         let scaled = vector(i).into_iter().map(|x| x * scale).collect();
         with_vector(document(&i.to_string(), "t", json!({})), scaled)
     });
     ok(
-        provider.add_documents(&name, documents.collect()).await,
+        backend.add_documents(&name, documents.collect()).await,
         "adding vectors of all lengths",
     );
     let queried = vector(1000);
     let hits = ok(
-        provider.search(&name, dense(queried.clone(), scales.len())).await,
+        backend.search(&name, dense(queried.clone(), scales.len())).await,
         "searching among all lengths",
     )
     .hits;
@@ -606,34 +790,34 @@ async fn vectors_of_any_length_have_their_direction(provider: &dyn RagProvider) 
         let given = hit.distance.unwrap_or(f32::NAN);
         assert!((given - expected).abs() < 1e-4, "{given} for {expected}");
     }
-    ok(provider.delete_collection(&name).await, "deleting");
+    ok(backend.delete_collection(&name).await, "deleting");
 }
 
-fn dense(vector: Vec<f32>, top_k: usize) -> ProviderQuery {
-    ProviderQuery {
-        vector: Some(vector),
+fn dense(vector: Vec<f32>, top_k: usize) -> SearchQuery {
+    SearchQuery {
+        vector: Some(QueryVector::from_client(vector)),
         top_k,
-        ..ProviderQuery::default()
+        ..SearchQuery::default()
     }
 }
 
-async fn what_cannot_be_is_refused(provider: &dyn RagProvider) {
-    let name = fresh(provider, "refusals", json!({})).await;
+async fn invalid_requests_are_refused(backend: &dyn Backend) {
+    let name = fresh(backend, "refusals", json!({})).await;
     let plain = |id: &str| document(id, "t", json!({}));
     ok(
-        provider
+        backend
             .add_documents(&name, vec![with_vector(plain("a"), vector(0))])
             .await,
         "adding",
     );
     let narrow = vec![with_vector(plain("b"), vec![1.0, 2.0])];
-    let message = refused(provider.add_documents(&name, narrow).await, 400, "another width");
+    let message = refused(backend.add_documents(&name, narrow).await, 400, "another width");
     assert!(message.contains("dimension mismatch"), "{message}");
     let narrow = vec![
         with_vector(plain("b"), vector(1)),
         with_vector(plain("c"), vec![1.0, 2.0]),
     ];
-    let message = refused(provider.add_documents(&name, narrow).await, 400, "two widths");
+    let message = refused(backend.add_documents(&name, narrow).await, 400, "two widths");
     assert!(message.contains("the document at index 1 "), "{message}");
     let mixed = vec![
         with_vector(plain("b"), vector(1)),
@@ -642,7 +826,7 @@ async fn what_cannot_be_is_refused(provider: &dyn RagProvider) {
             embedding: None,
         },
     ];
-    let message = refused(provider.add_documents(&name, mixed).await, 400, "some vectors");
+    let message = refused(backend.add_documents(&name, mixed).await, 400, "some vectors");
     assert!(
         message.contains("All documents must include pre-computed embeddings"),
         "{message}"
@@ -654,48 +838,48 @@ async fn what_cannot_be_is_refused(provider: &dyn RagProvider) {
             embedding: None,
         }]
     };
-    let message = refused(provider.add_documents(&name, unembedded()).await, 400, "no model");
+    let message = refused(backend.add_documents(&name, unembedded()).await, 400, "no model");
     assert!(
         message.contains("has no embedding_model in metadata"),
         "{message}"
     );
     refused(
-        provider.search(&name, dense(vec![1.0], 3)).await,
+        backend.search(&name, dense(vec![1.0], 3)).await,
         400,
         "searching by another width",
     );
-    let by_text = ProviderQuery {
+    let by_text = SearchQuery {
         text: Some("words".into()),
         top_k: 3,
-        ..ProviderQuery::default()
+        ..SearchQuery::default()
     };
     let message = refused(
-        provider.search(&name, by_text).await,
+        backend.search(&name, by_text).await,
         400,
         "searching by text without a model",
     );
     let start = format!("Collection '{name}' has no embedding_model in metadata.");
     assert!(message.contains(&start), "{message}");
     assert_eq!(
-        ok(provider.collection(&name).await, "counting").count,
+        ok(backend.collection(&name).await, "counting").count,
         1,
         "nothing was changed"
     );
 
-    let unloaded = fresh(provider, "unloaded", json!({"embedding_model": "never-loaded"})).await;
+    let unloaded = fresh(backend, "unloaded", json!({"embedding_model": "never-loaded"})).await;
     let message = refused(
-        provider.add_documents(&unloaded, unembedded()).await,
+        backend.add_documents(&unloaded, unembedded()).await,
         503,
         "a model that is not loaded",
     );
     assert!(message.contains("never-loaded"), "{message}");
     for name in [name, unloaded] {
-        ok(provider.delete_collection(&name).await, "deleting");
+        ok(backend.delete_collection(&name).await, "deleting");
     }
 }
 
-async fn texts_are_embedded_by_the_collections_model(provider: &dyn RagProvider, model: &str) {
-    let name = fresh(provider, "embedded", json!({"embedding_model": model})).await;
+async fn texts_are_embedded_by_the_collections_model(backend: &dyn Backend, model: &str) {
+    let name = fresh(backend, "embedded", json!({"embedding_model": model})).await;
     let texts = [
         "The cat sleeps on the mat.",
         "Rust has no garbage collector.",
@@ -709,15 +893,15 @@ async fn texts_are_embedded_by_the_collections_model(provider: &dyn RagProvider,
             embedding: None,
         })
         .collect();
-    ok(provider.add_documents(&name, documents).await, "adding texts");
+    ok(backend.add_documents(&name, documents).await, "adding texts");
     for (i, text) in texts.iter().enumerate() {
-        let query = ProviderQuery {
+        let query = SearchQuery {
             text: Some((*text).to_owned()),
             top_k: 1,
-            ..ProviderQuery::default()
+            ..SearchQuery::default()
         };
-        let hits = ok(provider.search(&name, query).await, "searching by text").hits;
+        let hits = ok(backend.search(&name, query).await, "searching by text").hits;
         assert_eq!(hits[0].document.id.as_str(), format!("t{i}"));
     }
-    ok(provider.delete_collection(&name).await, "deleting");
+    ok(backend.delete_collection(&name).await, "deleting");
 }

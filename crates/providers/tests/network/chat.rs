@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use futures::StreamExt;
+use ragstone_core::call::CallError;
 use ragstone_core::chat::{ChatError, ChatModel, ChatRequest};
-use ragstone_core::provider::CallError;
 use ragstone_providers::chat::{ChatBackend, ChatSettings, create};
 use serde_json::{Value, json};
 

@@ -1,7 +1,7 @@
 //! The client of the embedding service contract checks what it gets.
 
 use ragstone_core::Metadata;
-use ragstone_core::provider::CallError;
+use ragstone_core::call::CallError;
 use ragstone_providers::embedding::{Chunk, ContractAnswer, ContractClient, ContractRequest};
 use serde_json::{Value, json};
 
