@@ -96,7 +96,7 @@ fn parameter(seen: &Seen, name: &str) -> String {
 
 /// A segment of a path without its escapes.
 fn decoded(segment: &str) -> String {
-    let as_query = segment.replace('+', "%2B");
+    let as_query = segment.replace('+', "%2B").replace('&', "%26");
     let url = reqwest::Url::parse(&format!("http://x/?id={as_query}")).unwrap();
     let (_, id) = url.query_pairs().next().unwrap();
     id.into_owned()
