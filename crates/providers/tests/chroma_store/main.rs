@@ -1,10 +1,11 @@
-//! ChromaDB as the store: what it answers is what the embedded store answers, against a real server.
+//! ChromaDB as storage, against a real server: its answers equal those of the embedded store.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "../common/mod.rs"]
 mod common;
 mod races;
+mod service;
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,7 +19,7 @@ use ragstone_core::storage::{
 };
 use ragstone_core::vector::normalise;
 use ragstone_core::{CollectionName, Document, DocumentId, Filter, Metadata};
-use ragstone_providers::rag::ChromaStore;
+use ragstone_providers::chroma::ChromaStorage;
 use ragstone_store::{SqliteStore, StoreOptions};
 use serde_json::{Value, json};
 
@@ -35,13 +36,13 @@ fn object(value: Value) -> Metadata {
     value.as_object().unwrap().clone()
 }
 
-fn store(server: &ChromaServer) -> ChromaStore {
-    ChromaStore::connect(&server.store_url(), None).unwrap()
+fn store(server: &ChromaServer) -> ChromaStorage {
+    ChromaStorage::connect(&server.store_url(), None).unwrap()
 }
 
 /// Two stores that are told the same.
 struct Pair {
-    chroma: ChromaStore,
+    chroma: ChromaStorage,
     sqlite: SqliteStore,
     docs: CollectionName,
 }
@@ -105,11 +106,11 @@ impl Pair {
                 (Some(found), Some(expected)) => assert!((found - expected).abs() < 1e-5),
                 (found, expected) => assert_eq!(found, expected),
             }
-            let score = |trail: Option<ragstone_core::fusion::Rank>| trail.map_or(0.0, |stage| stage.score);
+            let score = |rank: Option<ragstone_core::fusion::Rank>| rank.map_or(0.0, |stage| stage.score);
             for (a, b) in [
-                (found.trail.dense, expected.trail.dense),
-                (found.trail.keyword, expected.trail.keyword),
-                (found.trail.fused, expected.trail.fused),
+                (found.ranks.dense, expected.ranks.dense),
+                (found.ranks.keyword, expected.ranks.keyword),
+                (found.ranks.fused, expected.ranks.fused),
             ] {
                 assert_eq!(a.map(|stage| stage.rank), b.map(|stage| stage.rank));
                 assert!((score(a) - score(b)).abs() < 1e-5, "{a:?} {b:?}");
@@ -236,14 +237,14 @@ async fn answers_are_those_of_the_embedded_store(server: &ChromaServer) {
             (None, Some("unheard")),
             (Some(vec![-1.0, 0.3, 0.0]), Some("mirrors and a telescope")),
         ] {
-            for (max_distance, among) in [
+            for (max_distance, ids) in [
                 (None, None),
                 (Some(0.6), None),
                 (None, Some(&few)),
                 (Some(0.6), Some(&few)),
             ] {
                 let request = StorageQuery {
-                    among: among.cloned(),
+                    ids: ids.cloned(),
                     vector: vector.clone(),
                     text: text.map(str::to_owned),
                     filter: Filter::parse(filter).unwrap(),
@@ -445,7 +446,7 @@ async fn what_it_cannot_do_is_declared_or_refused(server: &ChromaServer) {
         "http://h:1",
         "chroma://u:hunter2@h:1",
     ] {
-        let refusal = ChromaStore::connect(bad, None).err().unwrap().to_string();
+        let refusal = ChromaStorage::connect(bad, None).err().unwrap().to_string();
         assert!(!refusal.contains("hunter2"), "{refusal}");
     }
 }
@@ -579,7 +580,7 @@ struct Writers {
 
 impl Writers {
     /// One document after the other, until told to stop.
-    async fn write(&self, store: &ChromaStore, docs: &CollectionName, writer: usize) {
+    async fn write(&self, store: &ChromaStorage, docs: &CollectionName, writer: usize) {
         let mut number = 0;
         while !self.stop.load(Ordering::Relaxed) {
             let mut written = document(number);

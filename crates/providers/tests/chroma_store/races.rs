@@ -4,7 +4,7 @@ use super::*;
 
 /// Searches until told to stop, and says how often; every answer has whole documents.
 async fn keep_searching(
-    store: &ChromaStore,
+    store: &ChromaStorage,
     docs: &CollectionName,
     request: &StorageQuery,
     done: &AtomicBool,

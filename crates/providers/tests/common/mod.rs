@@ -9,17 +9,15 @@ pub mod port;
 pub mod server;
 pub mod service;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
-use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, ModelIdentity, ModelInfo, Role};
-use ragstone_core::provider::RagProvider;
+use ragstone_core::backend::{Backend, Health};
+use ragstone_core::storage::Storage;
 use ragstone_providers::ConfigError;
 use ragstone_providers::config::ServiceConfig;
 use ragstone_providers::http::{AddressRule, ClientSettings, Policy, ServiceClient};
-use ragstone_providers::rag::{ConnectContext, Embedders, Registry};
+use ragstone_providers::registry::{ConnectContext, Connected, Registry};
 use serde_json::Value;
 
 /// The key that must never be seen where it is not sent.
@@ -41,67 +39,50 @@ pub fn client(url: &str, policy: Policy) -> ServiceClient {
     ServiceClient::new(settings).unwrap()
 }
 
-pub fn try_connect(config: Value, embedders: Embedders) -> Result<Arc<dyn RagProvider>, ConfigError> {
+pub fn connect(config: Value) -> Result<Connected, ConfigError> {
     let config: ServiceConfig = serde_json::from_value(config).unwrap();
     Registry::built_in().connect(
         &config,
         ConnectContext {
             service: "far",
-            embedders,
             addresses: AddressRule::Configured,
             environment: &|_| None,
         },
     )
 }
 
-pub fn connect(config: Value) -> Arc<dyn RagProvider> {
-    try_connect(config, embedders()).unwrap()
+/// A service that is a backend of its own.
+pub fn backend(config: Value) -> Arc<dyn Backend> {
+    match connect(config).unwrap() {
+        Connected::Backend(backend) => backend,
+        Connected::Storage(_) => panic!("it is no backend"),
+    }
 }
 
+/// A service that is storage.
+pub fn storage(config: Value) -> Arc<dyn Storage> {
+    match connect(config).unwrap() {
+        Connected::Storage(storage) => storage,
+        Connected::Backend(_) => panic!("it is no storage"),
+    }
+}
+
+/// The health of a service of any kind.
+pub async fn health_of(config: Value) -> Health {
+    match connect(config).unwrap() {
+        Connected::Backend(backend) => backend.health().await,
+        Connected::Storage(storage) => storage.service_health().await.unwrap(),
+    }
+}
+
+/// The id of the only model of the service in [`service`].
 pub const MODEL: &str = "letters";
 
-/// One model under the id [`MODEL`].
-pub fn embedders() -> Embedders {
-    let model: Arc<dyn Embedder> = Arc::new(LetterCounts(ModelInfo {
-        identity: ModelIdentity {
-            id: MODEL.into(),
-            version: "1".into(),
-            dimensions: 26,
-        },
-        name: "letter counts".into(),
-        max_tokens: None,
-    }));
-    Arc::new(BTreeMap::from([(MODEL.to_owned(), model)]))
-}
-
 /// How often each letter occurs: enough of a meaning for a test.
-struct LetterCounts(ModelInfo);
-
 pub fn letter_counts(text: &str) -> Vec<f32> {
     let mut counts = vec![0.01; 26];
     for letter in text.bytes().filter(u8::is_ascii_alphabetic) {
         counts[usize::from(letter.to_ascii_lowercase() - b'a')] += 1.0;
     }
     counts
-}
-
-#[async_trait]
-impl Embedder for LetterCounts {
-    fn info(&self) -> &ModelInfo {
-        &self.0
-    }
-
-    async fn embed(&self, inputs: Vec<EmbedInput>, _: Role) -> Result<Vec<Embedding>, ModelError> {
-        Ok(inputs
-            .iter()
-            .map(|input| match input {
-                EmbedInput::Text(text) => Embedding {
-                    vector: letter_counts(text),
-                    tokens: 1,
-                    truncated: false,
-                },
-                EmbedInput::Tokens(_) => unreachable!("tests embed texts"),
-            })
-            .collect())
-    }
 }

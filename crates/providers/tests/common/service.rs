@@ -1,10 +1,12 @@
 //! A small RAG service that speaks the service routes, in memory.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Mutex;
 
 use ragstone_core::filter::Scalar;
+use ragstone_core::fusion::{FusionWeights, HitRanks, Rank, fuse};
 use ragstone_core::siblings::Expand;
+use ragstone_core::vector::normalise;
 use ragstone_core::{Filter, Metadata};
 use serde_json::{Value, json};
 
@@ -16,6 +18,8 @@ struct Collection {
     name: String,
     metadata: Metadata,
     documents: Vec<(Value, Vec<f32>)>,
+    /// The models of imported documents, by id.
+    models: BTreeMap<String, Value>,
 }
 
 type Answer = Result<Value, (u16, String)>;
@@ -45,6 +49,7 @@ fn answer(state: &mut Vec<Collection>, seen: &Seen, cross_encoder: bool) -> Answ
             Ok(health)
         }
         ("POST", ["rerank"]) => Ok(rerank(&seen.json())),
+        ("POST", ["query"]) => search_several(state, &seen.json()),
         ("POST", ["collections"]) => create(state, seen.json()),
         ("GET", ["collections"]) => {
             Ok(json!({"collections": state.iter().map(describe).collect::<Vec<_>>()}))
@@ -66,6 +71,14 @@ fn answer(state: &mut Vec<Collection>, seen: &Seen, cross_encoder: bool) -> Answ
                     Ok(json!({"status": "emptied", "collection": name, "count_deleted": count}))
                 }
                 ("DELETE", ["documents"]) => delete(&mut state[at], &seen.json()),
+                ("GET", ["documents", id]) => {
+                    let id = decoded(id);
+                    let found = state[at].documents.iter().find(|(d, _)| d["id"] == id);
+                    let missing = || (404, format!("Document '{id}' not found in collection '{name}'"));
+                    found.map(|(document, _)| document.clone()).ok_or_else(missing)
+                }
+                ("GET", ["export"]) => Ok(export(&state[at], seen)),
+                ("POST", ["import"]) => Ok(import(&mut state[at], &seen.json())),
                 ("GET", ["metadata-values"]) => Ok(values(&state[at], &parameter(seen, "field"))),
                 ("POST", ["query"]) => search(&state[at], &seen.json()),
                 _ => Err((405, "Method Not Allowed".into())),
@@ -79,6 +92,14 @@ fn parameter(seen: &Seen, name: &str) -> String {
     let url = reqwest::Url::parse(&format!("http://x{}", seen.target)).unwrap();
     let found = url.query_pairs().find(|(key, _)| key == name);
     found.map(|(_, value)| value.into_owned()).unwrap_or_default()
+}
+
+/// A segment of a path without its escapes.
+fn decoded(segment: &str) -> String {
+    let as_query = segment.replace('+', "%2B").replace('&', "%26");
+    let url = reqwest::Url::parse(&format!("http://x/?id={as_query}")).unwrap();
+    let (_, id) = url.query_pairs().next().unwrap();
+    id.into_owned()
 }
 
 fn describe(collection: &Collection) -> Value {
@@ -95,7 +116,7 @@ fn create(state: &mut Vec<Collection>, body: Value) -> Answer {
     state.push(Collection {
         name,
         metadata,
-        documents: Vec::new(),
+        ..Collection::default()
     });
     Ok(answer)
 }
@@ -171,17 +192,55 @@ fn add(collection: &mut Collection, body: &Value) -> Answer {
     for (document, vector) in documents.iter().zip(vectors) {
         let stored =
             json!({"id": document["id"], "text": document["text"], "metadata": document["metadata"]});
-        match collection
-            .documents
-            .iter_mut()
-            .find(|(d, _)| d["id"] == stored["id"])
-        {
-            Some(there) => *there = (stored, vector),
-            None => collection.documents.push((stored, vector)),
-        }
+        put(collection, stored, vector);
     }
     let ids: Vec<&Value> = documents.iter().map(|d| &d["id"]).collect();
     Ok(json!({"status": "added", "collection": collection.name, "count": ids.len(), "ids": ids}))
+}
+
+fn put(collection: &mut Collection, document: Value, vector: Vec<f32>) {
+    let mut there = collection.documents.iter_mut();
+    match there.find(|(d, _)| d["id"] == document["id"]) {
+        Some(there) => *there = (document, vector),
+        None => collection.documents.push((document, vector)),
+    }
+}
+
+fn export(collection: &Collection, seen: &Seen) -> Value {
+    let from = parameter(seen, "after")
+        .parse()
+        .map_or(0, |after: usize| after + 1);
+    let limit: usize = parameter(seen, "limit").parse().unwrap();
+    let page = collection.documents.iter().skip(from).take(limit);
+    let documents: Vec<Value> = page
+        .map(|(document, vector)| {
+            let mut unit = vector.clone();
+            let mut line = document.clone();
+            line["norm"] = normalise(&mut unit).into();
+            line["embedding"] = json!(unit);
+            if let Some(model) = collection.models.get(document["id"].as_str().unwrap()) {
+                line["model"] = model.clone();
+            }
+            line
+        })
+        .collect();
+    let end = from + documents.len();
+    json!({"documents": documents, "last": end.checked_sub(1), "more": end < collection.documents.len()})
+}
+
+fn import(collection: &mut Collection, body: &Value) -> Value {
+    let lines = body["documents"].as_array().unwrap();
+    for line in lines {
+        let norm = line["norm"].as_f64().unwrap() as f32;
+        let given = vector(&line["embedding"]).unwrap();
+        if !line["model"].is_null() {
+            let id = line["id"].as_str().unwrap().to_owned();
+            collection.models.insert(id, line["model"].clone());
+        }
+        let document = json!({"id": line["id"], "text": line["text"], "metadata": line["metadata"]});
+        put(collection, document, given.iter().map(|x| x * norm).collect());
+    }
+    json!({"status": "imported", "collection": collection.name, "count": lines.len()})
 }
 
 fn matches(filter: &Filter, document: &Value) -> bool {
@@ -238,36 +297,87 @@ fn values(collection: &Collection, field: &str) -> Value {
     json!({"field": field, "values": values, "count": values.len()})
 }
 
+/// A search of each collection, as `per_collection` has it.
+fn search_several(state: &[Collection], body: &Value) -> Answer {
+    assert_eq!(body["per_collection"], true);
+    let (mut results, mut failures, mut metadata) = (Vec::new(), Vec::new(), json!({}));
+    for name in body["collections"].as_array().unwrap() {
+        let Some(collection) = state.iter().find(|c| c.name == *name) else {
+            failures.push(json!({"collection": name, "detail": "Collection not found"}));
+            continue;
+        };
+        let mut answer = search(collection, body)?;
+        for hit in answer["results"].as_array_mut().unwrap() {
+            hit["collection"] = name.clone();
+            results.push(hit.take());
+        }
+        metadata[&collection.name] = answer["collection_metadata"].take();
+    }
+    Ok(json!({"results": results, "collection_metadata": metadata, "failures": failures}))
+}
+
+/// How many of the query's words a text has.
+fn word_count(query: &str, text: &str) -> usize {
+    query.split(' ').filter(|word| text.contains(word)).count()
+}
+
 fn search(collection: &Collection, body: &Value) -> Answer {
+    let mode = body["mode"].as_str().unwrap_or("dense");
     let query = match (vector(&body["query_embedding"]), body["query"].as_str()) {
         (Some(vector), _) => vector,
+        (None, Some(text)) if mode == "keyword" => letter_counts(text),
         (None, Some(text)) => {
             model(collection)?;
             letter_counts(text)
         }
         (None, None) => return Err((400, "'query' is required".into())),
     };
-    if !has_width(collection, &query) {
+    if mode != "keyword" && !has_width(collection, &query) {
         return Err((400, "Embedding dimension mismatch".into()));
     }
     let filter = parse(&body["where"])?;
     let limit = body["max_distance"].as_f64().unwrap_or(2.0);
-    let mut found: Vec<(f64, &Value)> = collection
+    let candidates: Vec<(usize, &Value, f64)> = collection
         .documents
         .iter()
-        .filter(|(d, _)| matches(&filter, d))
-        .filter(|(d, _)| body["ids"].as_array().is_none_or(|ids| ids.contains(&d["id"])))
-        .map(|(d, v)| (distance(&query, v), d))
-        .filter(|(distance, _)| *distance <= limit)
+        .enumerate()
+        .filter(|(_, (d, _))| matches(&filter, d))
+        .filter(|(_, (d, _))| body["ids"].as_array().is_none_or(|ids| ids.contains(&d["id"])))
+        .map(|(at, (d, v))| (at, d, distance(&query, v)))
+        .filter(|(_, _, distance)| mode == "keyword" || *distance <= limit)
         .collect();
-    found.sort_by(|a, b| a.0.total_cmp(&b.0));
-    found.truncate(body["top_k"].as_u64().unwrap() as usize);
-    let results: Vec<Value> = found
+    let ranking = |score: &dyn Fn(&Value, f64) -> f64| {
+        let scored = candidates
+            .iter()
+            .map(|(at, d, distance)| (*at, score(d, *distance)));
+        let mut scored: Vec<(usize, f64)> = scored.filter(|(_, score)| *score > 0.0).collect();
+        scored.sort_by(|a, b| b.1.total_cmp(&a.1));
+        scored
+    };
+    let words = body["query"].as_str().unwrap_or_default();
+    let dense = ranking(&|_, distance| 1.0 - distance / 2.0 + f64::MIN_POSITIVE);
+    let keyword = ranking(&|d, _| word_count(words, d["text"].as_str().unwrap()) as f64);
+    let (dense, keyword) = match mode {
+        "dense" => (dense, Vec::new()),
+        "keyword" => (Vec::new(), keyword),
+        _ => (dense, keyword),
+    };
+    let mut ranked = fuse(&dense, &keyword, FusionWeights::default());
+    ranked.truncate(body["top_k"].as_u64().unwrap() as usize);
+    let found: HashMap<usize, (&Value, f64)> =
+        candidates.iter().map(|(at, d, far)| (*at, (*d, *far))).collect();
+    let results: Vec<Value> = ranked
         .into_iter()
-        .map(|(distance, document)| {
+        .map(|(at, ranks)| {
+            let (document, distance) = found[&at];
             let mut hit = document.clone();
-            hit["distance"] = distance.into();
-            hit["score"] = (1.0 - distance / 2.0).into();
+            if mode != "keyword" {
+                hit["distance"] = distance.into();
+                hit["score"] = (1.0 - distance / 2.0).into();
+            }
+            if body["explain"] == true {
+                hit["explain"] = explanation(ranks, mode);
+            }
             if let Ok(Expand { field, max_chars }) = Expand::from_json(&body["expand"])
                 && let Some(shared) = document["metadata"].get(&field)
             {
@@ -282,7 +392,21 @@ fn search(collection: &Collection, body: &Value) -> Answer {
             hit
         })
         .collect();
-    Ok(json!({"results": results, "collection_metadata": collection.metadata}))
+    Ok(json!({"results": results, "collection_metadata": collection.metadata, "timings_ms": {"dense": 1.5}}))
+}
+
+fn explanation(ranks: HitRanks, mode: &str) -> Value {
+    let stage = |rank: Rank| json!({"rank": rank.rank, "score": rank.score});
+    let fused = ranks.fused.filter(|_| mode == "hybrid");
+    let stages = [
+        ("dense", ranks.dense),
+        ("keyword", ranks.keyword),
+        ("fused", fused),
+    ];
+    let stages = stages
+        .into_iter()
+        .filter_map(|(name, rank)| Some((name.to_owned(), stage(rank?))));
+    Value::Object(stages.collect())
 }
 
 fn distance(a: &[f32], b: &[f32]) -> f64 {

@@ -3,28 +3,37 @@
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use ragstone_core::call::{CallError, ProviderError, RagProvider};
+use ragstone_core::backend::{Backend, BackendError};
+use ragstone_core::call::CallError;
 use ragstone_core::document::NewDocument;
-use ragstone_core::storage::Page;
+use ragstone_core::storage::{Page, Storage, StorageError, StorageQuery};
 use ragstone_core::{CollectionName, Document, DocumentId, Filter, Metadata};
 use serde_json::{Value, json};
 
 use ragstone_providers::http::within;
 
-use crate::common::connect;
 use crate::common::server::{Reply, Seen, TestServer};
+use crate::common::{backend, storage};
 
 /// Far longer than the deadline: only what never ends takes it.
 const LONG: Duration = Duration::from_secs(60);
 
-fn connected(provider: &str, server: &TestServer) -> Arc<dyn RagProvider> {
-    connect(json!({"provider": provider, "url": server.url, "timeoutMs": 1500, "retry": {"maxAttempts": 1}}))
+fn config(provider: &str, server: &TestServer) -> Value {
+    json!({"provider": provider, "url": server.url, "timeoutMs": 1500, "retry": {"maxAttempts": 1}})
 }
 
-fn assert_deadline<T>(outcome: Result<T, ProviderError>) {
-    let error = outcome.err().expect("no such thing can be read to its end");
+fn ragstone(server: &TestServer) -> Arc<dyn Backend> {
+    backend(config("chromadb-wrapper", server))
+}
+
+fn chroma(server: &TestServer) -> Arc<dyn Storage> {
+    storage(config("chromadb", server))
+}
+
+fn assert_deadline<T>(outcome: Result<T, BackendError>) {
+    let error = outcome.err().expect("there is no end to read to");
     assert!(
-        matches!(&error, ProviderError::Call(CallError::DeadlineExceeded { after, .. }) if after.as_millis() == 1500),
+        matches!(&error, BackendError::Call(CallError::DeadlineExceeded { after, .. }) if after.as_millis() == 1500),
         "{error}"
     );
 }
@@ -60,14 +69,24 @@ async fn pages_without_end_cost_the_deadline_and_no_more() {
         limit: 1_000_000_000,
         offset: 0,
     };
-    for provider in ["chromadb", "chromadb-wrapper"] {
-        let provider = connected(provider, &server);
-        let read = tokio::time::timeout(LONG, provider.documents(&name, &all, page));
-        assert_deadline(read.await.expect("an end"));
-    }
-    let chroma = connected("chromadb", &server);
-    let read = tokio::time::timeout(LONG, chroma.metadata_values(&name, "field"));
+    let client = ragstone(&server);
+    let read = tokio::time::timeout(LONG, client.documents(&name, &all, page));
     assert_deadline(read.await.expect("an end"));
+    let chroma = chroma(&server);
+    let read = tokio::time::timeout(LONG, chroma.documents(&name, &all, page));
+    assert_deadline(read.await.expect("an end").map_err(BackendError::from));
+    let read = tokio::time::timeout(LONG, chroma.metadata_values(&name, "field"));
+    assert_deadline(read.await.expect("an end").map_err(BackendError::from));
+    let words = StorageQuery {
+        text: Some("word".to_owned()),
+        limit: 1,
+        ..StorageQuery::default()
+    };
+    let read = tokio::time::timeout(LONG, chroma.search(&name, words)).await;
+    assert!(
+        matches!(read.expect("an end"), Err(StorageError::Unsupported(_))),
+        "a collection of a billion documents is not read"
+    );
     // A service that answers every call is none that fails.
     for _ in 0..6 {
         chroma.collection(&name).await.unwrap();
@@ -80,19 +99,19 @@ async fn pages_without_end_cost_the_deadline_and_no_more() {
 async fn a_caller_with_less_patience_finds_a_service_out() {
     let server = TestServer::start(|_, _| Reply::Hang).await;
     let provider =
-        connect(json!({"provider": "chromadb-wrapper", "url": server.url, "retry": {"maxAttempts": 1}}));
+        backend(json!({"provider": "chromadb-wrapper", "url": server.url, "retry": {"maxAttempts": 1}}));
     let patience = Duration::from_millis(200);
     for _ in 0..5 {
         let listed = tokio::time::timeout(LONG, within(patience, provider.collections()));
         let error = listed.await.expect("an end").unwrap_err();
         assert!(
-            matches!(&error, ProviderError::Call(CallError::DeadlineExceeded { after, .. }) if *after == patience),
+            matches!(&error, BackendError::Call(CallError::DeadlineExceeded { after, .. }) if *after == patience),
             "{error}"
         );
     }
     let error = provider.collections().await.unwrap_err();
     assert!(
-        matches!(error, ProviderError::Call(CallError::CircuitOpen { .. })),
+        matches!(error, BackendError::Call(CallError::CircuitOpen { .. })),
         "{error}"
     );
 }
@@ -101,7 +120,7 @@ async fn a_caller_with_less_patience_finds_a_service_out() {
 #[tokio::test]
 async fn patience_is_for_all_operations_together() {
     let server = TestServer::start(|_, _| Reply::Hang).await;
-    let provider = connected("chromadb-wrapper", &server);
+    let provider = ragstone(&server);
     let all = within(Duration::from_millis(200), async {
         provider.collections().await.unwrap_err();
         // What is left no time does not count against the service.
@@ -113,7 +132,7 @@ async fn patience_is_for_all_operations_together() {
     let asked = tokio::time::timeout(LONG, within(Duration::from_millis(200), provider.collections()));
     let error = asked.await.expect("an end").unwrap_err();
     assert!(
-        matches!(error, ProviderError::Call(CallError::DeadlineExceeded { .. })),
+        matches!(error, BackendError::Call(CallError::DeadlineExceeded { .. })),
         "{error}"
     );
 }
@@ -136,7 +155,7 @@ async fn collections_are_counted_at_the_same_time() {
         Reply::json(json!(*asked))
     })
     .await;
-    let listed = connected("chromadb", &server).collections().await.unwrap();
+    let listed = chroma(&server).collections().await.unwrap();
     let names: Vec<&str> = listed.iter().map(|collection| collection.name.as_str()).collect();
     assert_eq!(names.len(), 12);
     assert!(names.is_sorted(), "{names:?}");
@@ -150,7 +169,7 @@ async fn what_a_service_has_to_embed_has_time_by_its_length() {
         Reply::json(json!({"ids": ["a"]}))
     })
     .await;
-    let provider = connect(json!({
+    let provider = backend(json!({
         "provider": "chromadb-wrapper", "url": server.url, "timeoutMs": 300, "retry": {"maxAttempts": 1},
     }));
     let name = CollectionName::parse("c").unwrap();
@@ -167,7 +186,7 @@ async fn what_a_service_has_to_embed_has_time_by_its_length() {
     for (text, embedding) in [("short".to_owned(), None), (long, Some(vec![1.0]))] {
         let error = add(text, embedding).await.unwrap_err();
         assert!(
-            matches!(error, ProviderError::Call(CallError::DeadlineExceeded { .. })),
+            matches!(error, BackendError::Call(CallError::DeadlineExceeded { .. })),
             "{error}"
         );
     }

@@ -8,6 +8,7 @@ mod common;
 
 mod chat;
 mod chat_tools;
+mod client;
 mod contract;
 mod deadlines;
 mod embedding;

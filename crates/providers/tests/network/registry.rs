@@ -1,13 +1,13 @@
 //! The registry of RAG backends: found, described, checked, connected.
 
-use ragstone_core::provider::{Capability, HealthStatus};
+use ragstone_core::backend::{Capability, HealthStatus};
 use ragstone_providers::config::ServiceConfig;
 use ragstone_providers::http::{AddressRule, NamedHost};
-use ragstone_providers::rag::{ConnectContext, Registry};
+use ragstone_providers::registry::{ConnectContext, Connected, ProviderDescription, ProviderKind, Registry};
 use serde_json::{Value, json};
 
 use crate::common::server::{Reply, TestServer, refusing_url};
-use crate::common::{connect, embedders, service, try_connect};
+use crate::common::{backend, connect, health_of, service};
 
 #[test]
 fn rag_provider_discovery() {
@@ -36,28 +36,39 @@ fn rag_provider_discovery() {
 
 #[test]
 fn rag_provider_registration() {
-    let mut registry = Registry::default();
-    assert!(registry.kind("chromadb").is_none());
-    registry.register(Registry::built_in().kind("chromadb").unwrap().clone());
-    assert!(registry.kind("chromadb").is_some());
+    let description = ProviderDescription {
+        id: "other-database",
+        display_name: "Another database",
+        description: "A kind that another crate adds.",
+        capabilities: &[Capability::Search],
+    };
+    let mut registry = Registry::built_in();
+    registry.register(ProviderKind::new(description, json!({}), |_, context| {
+        assert_eq!(context.service, "mine");
+        connect(json!({"provider": "chromadb", "url": "http://localhost:1"}))
+    }));
+    let ids: Vec<&str> = registry.kinds().map(|kind| kind.description.id).collect();
+    assert_eq!(ids, ["chromadb", "chromadb-wrapper", "other-database"]);
+    let config: ServiceConfig = serde_json::from_value(json!({"provider": "other-database"})).unwrap();
+    let context = ConnectContext {
+        service: "mine",
+        addresses: AddressRule::Configured,
+        environment: &|_| None,
+    };
+    let connected = registry.connect(&config, context).unwrap();
+    assert!(matches!(connected, Connected::Storage(_)));
 }
 
 #[test]
 fn rag_provider_selection() {
-    let refusal = try_connect(json!({"provider": "pinecone", "url": "http://h"}), embedders())
+    let refusal = connect(json!({"provider": "pinecone", "url": "http://h"}))
         .err()
         .unwrap();
     assert_eq!(
         refusal.to_string(),
         "Unknown provider 'pinecone'; known are: chromadb, chromadb-wrapper"
     );
-    assert!(
-        try_connect(
-            json!({"provider": "chromadb", "url": "http://localhost:1"}),
-            embedders()
-        )
-        .is_ok()
-    );
+    assert!(connect(json!({"provider": "chromadb", "url": "http://localhost:1"})).is_ok());
 }
 
 #[test]
@@ -103,12 +114,12 @@ fn provider_initialization_with_schema() {
         for provider in ["chromadb", "chromadb-wrapper"] {
             let mut config = config.clone();
             config["provider"] = provider.into();
-            let refusal = try_connect(config, embedders()).err().unwrap().to_string();
+            let refusal = connect(config).err().unwrap().to_string();
             assert!(refusal.starts_with(&format!("{field}:")), "{refusal}");
         }
     }
     let config = json!({"provider": "chromadb", "url": "http://h", "tenant": "../x", "database": "x"});
-    let refusal = try_connect(config, embedders()).err().unwrap();
+    let refusal = connect(config).err().unwrap();
     let fields: Vec<&str> = refusal
         .each()
         .into_iter()
@@ -134,7 +145,6 @@ fn the_schema_says_what_is_taken() {
         };
         let context = ConnectContext {
             service: "test",
-            embedders: embedders(),
             addresses: AddressRule::Configured,
             environment: &|_| None,
         };
@@ -171,21 +181,22 @@ fn the_schema_says_what_is_taken() {
     tried(whole).unwrap();
 }
 
-#[tokio::test]
-async fn provider_capabilities_declaration() {
-    let capabilities = connect(json!({"provider": "chromadb", "url": "http://localhost:1"})).capabilities();
-    assert!(
-        capabilities.contains(&Capability::MetadataFiltering) && !capabilities.contains(&Capability::Rerank)
-    );
-    assert!(!capabilities.contains(&Capability::KeywordSearch));
+#[test]
+fn provider_capabilities_declaration() {
+    let registry = Registry::built_in();
+    let capabilities = registry.kind("chromadb").unwrap().description.capabilities;
+    for offered in [Capability::MetadataFiltering, Capability::KeywordSearch] {
+        assert!(capabilities.contains(&offered), "{capabilities:?}");
+    }
+    assert!(!capabilities.contains(&Capability::Rerank));
+    let client = backend(json!({"provider": "chromadb-wrapper", "url": "http://localhost:1"}));
+    assert!(client.capabilities().contains(&Capability::Rerank));
 }
 
 #[tokio::test]
 async fn health_check_with_details() {
     let server = service::start(true).await;
-    let health = connect(json!({"provider": "chromadb-wrapper", "url": server.url}))
-        .health()
-        .await;
+    let health = health_of(json!({"provider": "chromadb-wrapper", "url": server.url})).await;
     assert_eq!(health.status, HealthStatus::Healthy);
     assert_eq!(health.details["collections_count"], 0);
     assert_eq!(health.details["storage_bytes"], 1);
@@ -206,9 +217,7 @@ async fn health_check_with_details() {
         })
         .await;
         for provider in ["chromadb-wrapper", "chromadb"] {
-            let health = connect(json!({"provider": provider, "url": server.url}))
-                .health()
-                .await;
+            let health = health_of(json!({"provider": provider, "url": server.url})).await;
             assert_eq!(health.status, HealthStatus::Unhealthy, "{health:?}");
             assert!(health.message.contains(said), "{health:?}");
             if provider == "chromadb-wrapper" {
@@ -222,7 +231,7 @@ async fn health_check_with_details() {
         ("chromadb-wrapper", refusing_url().await),
     ] {
         let config = json!({"provider": provider, "url": url, "retry": {"maxAttempts": 1}});
-        let health = connect(config).health().await;
+        let health = health_of(config).await;
         assert_eq!(health.status, HealthStatus::Unhealthy);
         assert!(
             health.details["error"]
@@ -242,7 +251,6 @@ async fn a_connection_from_a_client_reaches_no_private_address_unless_it_is_conf
     let connect = |allowed: Vec<NamedHost>| {
         let context = ConnectContext {
             service: "test",
-            embedders: embedders(),
             addresses: AddressRule::Foreign { allowed },
             environment: &|_| None,
         };
@@ -254,7 +262,9 @@ async fn a_connection_from_a_client_reaches_no_private_address_unless_it_is_conf
         "{refusal}"
     );
     let named = |url: &str| vec![NamedHost::of_url(url).unwrap()];
-    let allowed = connect(named(&server.url)).unwrap();
+    let Connected::Backend(allowed) = connect(named(&server.url)).unwrap() else {
+        panic!("it is a backend")
+    };
     assert_eq!(allowed.health().await.status, HealthStatus::Healthy);
     let other_port = connect(named("http://127.0.0.1:1")).err().unwrap().to_string();
     assert!(other_port.starts_with("url:"), "{other_port}");
@@ -270,9 +280,7 @@ async fn only_the_facts_of_a_service_are_details() {
         )
     })
     .await;
-    let health = connect(json!({"provider": "chromadb-wrapper", "url": server.url}))
-        .health()
-        .await;
+    let health = health_of(json!({"provider": "chromadb-wrapper", "url": server.url})).await;
     let shown: Vec<&String> = health.details.keys().collect();
     assert_eq!(shown, ["cross_encoder", "version"], "{health:?}");
 }
@@ -287,9 +295,7 @@ async fn a_service_is_as_it_says() {
     ] {
         let server =
             TestServer::start(move |_, _| Reply::json(json!({"status": said, "version": "7"}))).await;
-        let health = connect(json!({"provider": "chromadb-wrapper", "url": server.url}))
-            .health()
-            .await;
+        let health = health_of(json!({"provider": "chromadb-wrapper", "url": server.url})).await;
         assert_eq!(health.status, status, "{health:?}");
         assert_eq!(health.details["version"], "7", "{health:?}");
     }
@@ -302,8 +308,8 @@ async fn a_collection_that_cannot_be_named_here_is_left_out() {
         Reply::json(json!({"collections": [named("b"), named("not / a name"), named("a")]}))
     })
     .await;
-    let provider = connect(json!({"provider": "chromadb-wrapper", "url": server.url}));
-    let listed = provider.collections().await.unwrap();
+    let client = backend(json!({"provider": "chromadb-wrapper", "url": server.url}));
+    let listed = client.collections().await.unwrap();
     let names: Vec<&str> = listed.iter().map(|collection| collection.name.as_str()).collect();
     assert_eq!(names, ["a", "b"]);
 }

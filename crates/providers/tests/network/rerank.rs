@@ -1,38 +1,36 @@
-//! Cross-encoder reranking by a service, and what happens when it cannot.
+//! Cross-encoder reranking by a service, and its failures.
 
-use ragstone_core::provider::{ProviderAnswer, ProviderQuery};
-use ragstone_core::{CollectionName, Metadata};
+use ragstone_core::CollectionName;
+use ragstone_core::backend::{Backend, BackendError, RankedText};
+use ragstone_core::search::{QueryVector, RerankedFrom, SearchQuery, SearchResponse};
 use serde_json::{Value, json};
 
 use crate::common::server::{Reply, Seen, TestServer, refusing_url};
-use crate::common::{connect, service};
+use crate::common::{backend, service};
 
-fn documents() -> Vec<Metadata> {
-    [
-        json!({"id": "a", "text": "short", "metadata": {"deep": [1]}, "distance": 0.1}),
-        json!({"text": "the longest text of all of them", "score": 0.5}),
-        json!({"id": "c", "text": "middle length", "anything": null}),
-    ]
-    .into_iter()
-    .map(|d| d.as_object().unwrap().clone())
-    .collect()
+const TEXTS: [&str; 3] = ["short", "the longest text of all of them", "middle length"];
+
+fn texts() -> Vec<String> {
+    TEXTS.map(str::to_owned).to_vec()
 }
 
-fn provider(url: &str) -> std::sync::Arc<dyn ragstone_core::provider::RagProvider> {
-    connect(
+fn connected(url: &str) -> std::sync::Arc<dyn Backend> {
+    backend(
         json!({"provider": "chromadb-wrapper", "url": url, "auth": {"type": "bearer", "token": "tok-en-1"},
         "retry": {"maxAttempts": 2, "delayMs": 1}}),
     )
 }
 
+fn indices(ranked: &[RankedText]) -> Vec<usize> {
+    ranked.iter().map(|text| text.index).collect()
+}
+
 #[tokio::test]
 async fn successful_reranking_call() {
     let server = service::start(true).await;
-    let outcome = provider(&server.url).rerank("q", documents(), None).await;
-    assert_eq!(outcome.warning, None);
-    let ranks: Vec<&Value> = outcome.documents.iter().map(|d| &d["original_rank"]).collect();
-    assert_eq!(ranks, [2, 3, 1]);
-    assert_eq!(outcome.documents[0]["rerank_score"], 31.0);
+    let ranked = connected(&server.url).rerank("q", texts(), 3).await.unwrap();
+    assert_eq!(indices(&ranked), [1, 2, 0]);
+    assert_eq!(ranked[0].score, 31.0);
     let seen = server.seen();
     assert_eq!(
         seen.iter().map(Seen::path).collect::<Vec<_>>(),
@@ -44,43 +42,37 @@ async fn successful_reranking_call() {
     );
     let sent = seen[1].json();
     assert_eq!(sent["query"], "q");
-    assert_eq!(sent["documents"][0], json!({"id": "a", "text": "short"}));
+    assert_eq!(sent["documents"][2]["text"], "middle length");
     assert!(sent.get("top_k").is_none());
-}
-
-#[tokio::test]
-async fn reranking_preserves_document_structure() {
-    let server = service::start(true).await;
-    let outcome = provider(&server.url).rerank("q", documents(), None).await;
-    let mut last = outcome.documents[2].clone();
-    last.remove("rerank_score");
-    last.remove("original_rank");
-    assert_eq!(last, documents()[0]);
 }
 
 #[tokio::test]
 async fn generate_fallback_document_ids() {
     let server = service::start(true).await;
-    let outcome = provider(&server.url).rerank("q", documents(), None).await;
+    let same = vec!["same".to_owned(); 3];
+    let ranked = connected(&server.url).rerank("q", same, 3).await.unwrap();
     let sent = server.seen()[1].json();
-    assert!(!sent["documents"][1]["id"].as_str().unwrap().is_empty());
-    assert!(
-        outcome.documents[0].get("id").is_none(),
-        "the document itself stays as it was"
-    );
+    let ids: std::collections::HashSet<&str> = sent["documents"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|document| document["id"].as_str().unwrap())
+        .collect();
+    assert_eq!(ids.len(), 3, "{sent}");
+    assert_eq!(indices(&ranked).len(), 3);
 }
 
 #[tokio::test]
 async fn optional_top_k_parameter() {
     let server = service::start(true).await;
-    let outcome = provider(&server.url).rerank("q", documents(), Some(2)).await;
-    assert_eq!(outcome.documents.len(), 2);
+    let ranked = connected(&server.url).rerank("q", texts(), 2).await.unwrap();
+    assert_eq!(indices(&ranked), [1, 2]);
     assert_eq!(server.seen()[1].json()["top_k"], 2);
 }
 
 /// A server of other make may not know `top_k`.
 #[tokio::test]
-async fn more_documents_than_were_asked_for_are_cut() {
+async fn more_documents_than_requested_are_cut() {
     let server = TestServer::start(|seen, _| match seen.path() {
         "/health" => Reply::json(json!({"status": "healthy", "cross_encoder": {"model": "x"}})),
         _ => {
@@ -95,13 +87,11 @@ async fn more_documents_than_were_asked_for_are_cut() {
         }
     })
     .await;
-    let outcome = provider(&server.url).rerank("q", documents(), Some(2)).await;
-    assert_eq!(outcome.warning, None);
-    let ranks: Vec<&Value> = outcome.documents.iter().map(|d| &d["original_rank"]).collect();
-    assert_eq!(ranks, [3, 2]);
+    let ranked = connected(&server.url).rerank("q", texts(), 2).await.unwrap();
+    assert_eq!(indices(&ranked), [2, 1]);
 }
 
-/// Answers searches as if nothing but the query were asked for.
+/// Answers searches as if nothing but the query had been given.
 async fn heedless(cross_encoder: bool) -> TestServer {
     TestServer::start(move |seen, _| match seen.path() {
         "/health" if cross_encoder => {
@@ -125,94 +115,94 @@ async fn heedless(cross_encoder: bool) -> TestServer {
     .await
 }
 
-fn asking(text: Option<&str>, rerank: bool) -> ProviderQuery {
-    ProviderQuery {
+fn asking(text: Option<&str>, rerank: bool) -> SearchQuery {
+    SearchQuery {
         text: text.map(str::to_owned),
-        vector: text.is_none().then(|| vec![1.0]),
+        vector: text.is_none().then(|| QueryVector::from_client(vec![1.0])),
         top_k: 3,
         max_distance: Some(0.5),
-        options: json!({ "rerank": rerank }).as_object().unwrap().clone(),
-        ..ProviderQuery::default()
+        rerank,
+        ..SearchQuery::default()
     }
 }
 
 #[tokio::test]
-async fn what_a_server_does_not_heed_is_done_here() {
+async fn fields_that_a_server_ignores_are_applied_here() {
     let server = heedless(true).await;
-    let provider = provider(&server.url);
+    let backend = connected(&server.url);
     let name = CollectionName::parse("c").unwrap();
-    let ids = |answer: &ProviderAnswer| -> Vec<String> {
-        answer
-            .hits
-            .iter()
-            .map(|hit| hit.document.id.to_string())
-            .collect()
+    let ids = |response: &SearchResponse| -> Vec<String> {
+        let hits = response.hits.iter();
+        hits.map(|hit| hit.document.id.to_string()).collect()
     };
-    let plain = provider.search(&name, asking(Some("q"), false)).await.unwrap();
+    let plain = backend.search(&name, asking(Some("q"), false)).await.unwrap();
     assert_eq!(ids(&plain), ["a", "bb", "cccc"]);
-    assert!(!plain.extra.contains_key("reranked"));
+    assert!(!plain.reranked);
+    let ranks = plain.hits.iter().map(|hit| hit.ranks.dense.unwrap().rank);
+    assert!(ranks.eq(1..=3), "{plain:?}");
 
-    let reranked = provider.search(&name, asking(Some("q"), true)).await.unwrap();
+    let reranked = backend.search(&name, asking(Some("q"), true)).await.unwrap();
     assert_eq!(
         ids(&reranked),
         ["cccc", "ddd", "bb"],
         "those within the distance, then the best"
     );
-    assert_eq!(reranked.extra["reranked"], true);
-    assert_eq!(reranked.hits[0].extra["rerank_score"], 4.0);
-    assert_eq!(reranked.hits[0].extra["original_rank"], 3);
+    assert!(reranked.reranked);
+    let from = RerankedFrom {
+        score: 4.0,
+        original_rank: 3,
+    };
+    assert_eq!(reranked.hits[0].rerank, Some(from));
+    assert_eq!(reranked.hits[0].ranks.dense.unwrap().rank, 3);
     assert!(reranked.warnings.is_empty(), "{:?}", reranked.warnings);
 
     let names = [name.clone(), CollectionName::parse("d").unwrap()];
-    let several = provider.search_several(&names, asking(Some("q"), false)).await;
-    assert_eq!(ids(several[0].as_ref().unwrap()), ["a", "bb", "cccc"]);
+    let several = backend.search_many(&names, &[asking(Some("q"), false)]).await;
+    assert_eq!(ids(several[0][0].as_ref().unwrap()), ["a", "bb", "cccc"]);
 }
 
 #[tokio::test]
-async fn a_search_that_cannot_be_reranked_says_so() {
+async fn a_search_that_cannot_be_reranked_has_a_warning() {
     let name = CollectionName::parse("c").unwrap();
     for (cross_encoder, text, reason) in [(false, Some("q"), "cross-encoder"), (true, None, "'query'")] {
         let server = heedless(cross_encoder).await;
-        let answer = provider(&server.url)
+        let response = connected(&server.url)
             .search(&name, asking(text, true))
             .await
             .unwrap();
-        assert_eq!(answer.hits.len(), 3);
-        assert_eq!(answer.extra["reranked"], false);
-        assert!(answer.warnings[0].contains(reason), "{:?}", answer.warnings);
+        assert_eq!(response.hits.len(), 3);
+        assert!(!response.reranked);
+        assert!(response.warnings[0].contains(reason), "{:?}", response.warnings);
     }
 }
 
 #[tokio::test]
 async fn health_check_shows_no_cross_encoder() {
     let server = service::start(false).await;
-    let outcome = provider(&server.url).rerank("q", documents(), Some(1)).await;
-    assert_eq!(outcome.documents, documents());
-    assert!(outcome.warning.unwrap().contains("cross-encoder"));
-    assert_eq!(server.seen().len(), 1, "only the health was asked for");
+    let error = connected(&server.url).rerank("q", texts(), 1).await.unwrap_err();
+    assert!(matches!(error, BackendError::NoReranker), "{error}");
+    assert_eq!(server.seen().len(), 1, "only the health was requested");
 }
 
 #[tokio::test]
 async fn rag_service_unreachable() {
-    let outcome = provider(&refusing_url().await)
-        .rerank("q", documents(), Some(1))
-        .await;
-    assert_eq!(outcome.documents, documents());
-    assert!(outcome.warning.unwrap().contains("cannot be reached"));
+    let backend = connected(&refusing_url().await);
+    let error = backend.rerank("q", texts(), 1).await.unwrap_err();
+    assert!(error.public().contains("cannot be reached"), "{error}");
 }
 
 #[tokio::test]
 async fn rerank_endpoint_returns_error() {
     let wrong = |body: Value| move || Reply::json(body.clone());
+    let entry = |id: &str| json!({"id": id, "score": 1});
     let replies: Vec<Box<dyn Fn() -> Reply + Send + Sync>> = vec![
         Box::new(|| Reply::status(503, json!({"detail": "Cross-encoder not loaded."}))),
         Box::new(|| Reply::status(500, json!({"detail": "boom"}))),
         Box::new(|| Reply::CutShort),
         Box::new(wrong(json!({"nothing": 1}))),
-        Box::new(wrong(json!({"reranked": [{"id": "a", "score": 1}]}))),
-        Box::new(wrong(
-            json!({"reranked": [{"id": "a", "score": 1}, {"id": "a", "score": 1}, {"id": "c", "score": 1}]}),
-        )),
+        Box::new(wrong(json!({"reranked": [entry("0")]}))),
+        Box::new(wrong(json!({"reranked": [entry("0"), entry("0"), entry("2")]}))),
+        Box::new(wrong(json!({"reranked": [entry("0"), entry("1"), entry("3")]}))),
     ];
     for reply in replies {
         let server = TestServer::start(move |seen, _| match seen.path() {
@@ -222,14 +212,13 @@ async fn rerank_endpoint_returns_error() {
             _ => reply(),
         })
         .await;
-        let outcome = provider(&server.url).rerank("q", documents(), None).await;
-        assert_eq!(outcome.documents, documents());
-        assert!(outcome.warning.is_some());
+        let error = connected(&server.url).rerank("q", texts(), 3).await.unwrap_err();
+        assert!(matches!(error, BackendError::Call(_)), "{error}");
     }
 }
 
 #[tokio::test]
-async fn what_a_service_says_of_its_failure_is_not_repeated() {
+async fn the_details_of_a_failure_are_not_public() {
     for broken in ["/health", "/rerank"] {
         let server = TestServer::start(move |seen, _| {
             if seen.path() == broken {
@@ -239,23 +228,23 @@ async fn what_a_service_says_of_its_failure_is_not_repeated() {
             }
         })
         .await;
-        let outcome = provider(&server.url).rerank("q", documents(), None).await;
-        assert_eq!(outcome.documents, documents());
-        let warning = outcome.warning.unwrap();
+        let error = connected(&server.url).rerank("q", texts(), 3).await.unwrap_err();
+        let shown = error.public();
         assert!(
-            warning.contains("status 500") && !warning.contains("table"),
-            "{warning}"
+            shown.contains("status 500") && !shown.contains("table"),
+            "{shown}"
         );
+        assert!(error.to_string().contains("table x"), "the log has them: {error}");
     }
 }
 
 #[tokio::test]
-async fn a_service_that_calls_itself_unhealthy_is_not_asked() {
+async fn an_unhealthy_service_is_not_asked() {
     let server = TestServer::start(|_, _| {
         Reply::json(json!({"status": "unhealthy", "cross_encoder": {"model": "x"}}))
     })
     .await;
-    let outcome = provider(&server.url).rerank("q", documents(), None).await;
-    assert!(outcome.warning.unwrap().contains("unhealthy"));
-    assert_eq!(server.seen().len(), 1, "only the health was asked for");
+    let error = connected(&server.url).rerank("q", texts(), 3).await.unwrap_err();
+    assert!(error.public().contains("unhealthy"), "{error}");
+    assert_eq!(server.seen().len(), 1, "only the health was requested");
 }
