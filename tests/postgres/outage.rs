@@ -103,7 +103,7 @@ async fn requests_are_told_to_come_back_and_nothing_acknowledged_is_lost() {
 
 /// Until the server says that it is ready, or that it is not.
 async fn wait_for(server: &crate::support::Server, status: u16) {
-    for _ in 0..600 {
+    for _ in 0..2400 {
         let probe = server.get("/readyz").await;
         if probe.status == status {
             assert_eq!(probe.headers.contains_key("retry-after"), status == 503);
