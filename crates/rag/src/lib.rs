@@ -12,6 +12,7 @@ pub mod evaluate;
 pub mod gateway;
 pub mod ingest;
 pub mod jobs;
+mod lease;
 pub mod ledger;
 pub mod memory;
 pub mod models;
