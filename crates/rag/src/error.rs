@@ -24,8 +24,8 @@ pub enum ServiceError {
          or 'in-process', in the configuration file"
     )]
     EmbeddingDisabled,
-    #[error("too many ingestion jobs are not finished ({open}): try again later")]
-    TooManyJobs { open: u64 },
+    #[error("too many ingestion jobs are unfinished ({open} jobs, {bytes} bytes): retry later")]
+    TooManyJobs { open: u64, bytes: u64 },
     #[error("{what}")]
     File { what: String, source: std::io::Error },
     #[error(transparent)]

@@ -7,6 +7,7 @@ pub mod chat;
 pub mod error;
 pub mod ingest;
 pub mod jobs;
+mod lease;
 pub mod ledger;
 pub mod memory;
 

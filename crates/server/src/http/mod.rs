@@ -89,7 +89,7 @@ fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(compatible::models))
         .routes(routes!(embeddings::openai))
         .routes(routes!(embeddings::plain))
-        .routes(routes!(contract::embeddings))
+        .routes(routes!(contract::embeddings, contract::delete_knowledge_base))
         .routes(routes!(ingest::ingest))
         .routes(routes!(ingest::list))
         .routes(routes!(ingest::show, ingest::cancel))

@@ -131,9 +131,19 @@ pub(super) async fn list(pool: &Pool, kind: &str, range: &RecordRange) -> Result
         }
     }
     if let Some(after) = &range.after {
-        list.push(" AND key > ").text(escape(after));
+        let compare = if range.descending {
+            " AND key < "
+        } else {
+            " AND key > "
+        };
+        list.push(compare).text(escape(after));
     }
-    list.push(" ORDER BY key").limit(range.limit);
+    let order = if range.descending {
+        " ORDER BY key DESC"
+    } else {
+        " ORDER BY key"
+    };
+    list.push(order).limit(range.limit);
     read_all(pool, &list).await
 }
 

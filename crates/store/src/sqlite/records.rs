@@ -75,12 +75,12 @@ impl Records for SqliteStore {
                 } else {
                     sql += " AND ?2 IS NULL";
                 }
-                sql += if range.after.is_some() {
-                    " AND key > ?3"
-                } else {
-                    " AND ?3 IS NULL"
+                sql += match (range.after.is_some(), range.descending) {
+                    (true, false) => " AND key > ?3 ORDER BY key LIMIT ?4",
+                    (true, true) => " AND key < ?3 ORDER BY key DESC LIMIT ?4",
+                    (false, false) => " AND ?3 IS NULL ORDER BY key LIMIT ?4",
+                    (false, true) => " AND ?3 IS NULL ORDER BY key DESC LIMIT ?4",
                 };
-                sql += " ORDER BY key LIMIT ?4";
                 let mut list = connection.prepare_cached(&sql)?;
                 let rows = list.query_map(
                     params![kind, range.group, range.after, sql_limit(range.limit)],
