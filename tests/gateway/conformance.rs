@@ -2,7 +2,7 @@
 
 use ragstone_providers::config::ServiceConfig;
 use ragstone_providers::http::AddressRule;
-use ragstone_providers::rag::{ConnectContext, Embedders, Registry};
+use ragstone_providers::registry::{ConnectContext, Connected, Registry};
 use serde_json::json;
 
 use super::with_model;
@@ -18,12 +18,14 @@ async fn another_server_passes_the_suite_of_all_backends() {
     };
     let context = ConnectContext {
         service: "far",
-        embedders: Embedders::default(),
         addresses: AddressRule::Configured,
         environment: &|_| None,
     };
-    let provider = Registry::built_in()
+    let connected = Registry::built_in()
         .connect(&config, context)
         .expect("the configuration fits");
-    ragstone_providers::testing::check_provider(provider.as_ref(), Some("tiny")).await;
+    let Connected::Backend(backend) = connected else {
+        panic!("a server with our API is a backend")
+    };
+    ragstone_providers::testing::check_backend(backend.as_ref(), Some("tiny")).await;
 }

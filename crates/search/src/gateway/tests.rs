@@ -27,7 +27,6 @@ fn gateway(parts: &Parts, services: &str) -> Result<Gateway, ConfigError> {
 #[tokio::test(flavor = "multi_thread")]
 async fn this_process_passes_the_suite_of_all_backends() {
     let parts = with_models();
-    #[cfg(any())]
     ragstone_providers::testing::check_backend(&parts.backend(), Some("words")).await;
 }
 

@@ -9,7 +9,10 @@ use tokio::sync::{Barrier, Mutex};
 
 use super::support::*;
 use crate::chat::{ContextAwareModelAdapter, ContextOptions, HEADING};
-use crate::memory::{Buffer, CacheLimits, Entry, Found, Kind, Memory, Rag, RagDefaults, Retrieval};
+use ragstone_search::gateway::NamedBackend;
+use ragstone_search::{QueryVectors, StorageBackend};
+
+use crate::memory::{Buffer, Entry, Found, Kind, Memory, Rag, RagDefaults, Retrieval};
 use crate::{Models, Service, ServiceError};
 
 const SOON: Duration = Duration::from_secs(30);
@@ -55,17 +58,21 @@ async fn filled() -> Filled {
     }
 }
 
+fn local(service: Service) -> NamedBackend {
+    NamedBackend::local(StorageBackend::new(service, QueryVectors::default()))
+}
+
 impl Filled {
     fn rag(&self) -> Rag {
         Rag::new(
             self.memory.clone(),
             self.embedder.clone(),
-            self.home.service(),
+            local(self.home.service()),
+            QueryVectors::default(),
             RagDefaults {
                 max_results: 10,
                 ..RagDefaults::default()
             },
-            CacheLimits::default(),
         )
     }
 
@@ -77,13 +84,12 @@ impl Filled {
             store,
             models: Arc::new(Models::default()),
         };
-        let cache = CacheLimits::default();
         Rag::new(
             memory,
             self.embedder.clone(),
-            service,
+            local(service),
+            QueryVectors::default(),
             RagDefaults::default(),
-            cache,
         )
     }
 }
@@ -299,9 +305,9 @@ async fn a_vector_that_is_late_does_not_lead_to_the_text_of_another_session() {
     let rag = Rag::new(
         memory,
         asked,
-        home.service(),
+        local(home.service()),
+        QueryVectors::default(),
         RagDefaults::default(),
-        CacheLimits::default(),
     );
     for session_key in [Some("s1".to_owned()), None] {
         let retrieval = Retrieval {
@@ -401,8 +407,8 @@ async fn retrieval_that_fails_finds_nothing_or_is_slow_leaves_the_request_alone(
     let home = Home::new();
     let embedder = StubEmbedder::gated();
     let (memory, buffer) = home.embedding(&embedder, quick());
-    let (service, cache) = (home.service(), CacheLimits::default());
-    let rag = Rag::new(memory, embedder.clone(), service, RagDefaults::default(), cache);
+    let (local, vectors) = (local(home.service()), QueryVectors::default());
+    let rag = Rag::new(memory, embedder.clone(), local, vectors, RagDefaults::default());
     let options = ContextOptions {
         deadline: Duration::from_millis(20),
         ..ContextOptions::default()

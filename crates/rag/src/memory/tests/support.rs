@@ -338,14 +338,18 @@ pub(super) struct WatchedStore {
 
 #[async_trait]
 impl Storage for WatchedStore {
-    async fn search(&self, name: &CollectionName, request: StorageQuery) -> Result<SearchHits, StorageError> {
+    async fn search_many(
+        &self,
+        name: &CollectionName,
+        queries: Vec<StorageQuery>,
+    ) -> Result<Vec<SearchHits>, StorageError> {
         if let Some(meeting) = &self.meeting {
             meeting.wait().await;
         }
         if self.broken.as_ref() == Some(name) {
             return Err(StorageError::Failed("the disk is on fire".into()));
         }
-        self.inner.search(name, request).await
+        self.inner.search_many(name, queries).await
     }
 
     async fn create_collection(
