@@ -8,8 +8,8 @@
 //!   lines below. Whitespace is ignored, `…` matches anything, decimal fractions may differ by 0.01, and
 //!   durations, times and generated ids are not compared.
 //! - `python`: run it with the test interpreter.
-//! - `json`: parse it. `yaml`: check it with `ragstone doctor`.
-//! - A second word with a dot is a file name: the block is written to that file, and a script is not run.
+//! - `json`: parse it.
+//! - `yaml FILE`: write it to FILE and check it with `ragstone doctor`; without FILE, only check it.
 //!
 //! A block after `<!-- not run: REASON -->` is only counted.
 
@@ -69,6 +69,8 @@ documents! {
     export_format: "docs/reference/export-format.md",
     filters: "docs/reference/filters.md",
     cohere: "docs/recipes/cohere.md",
+    langchain: "docs/recipes/langchain.md",
+    llamaindex: "docs/recipes/llamaindex.md",
     openai: "docs/recipes/openai.md",
 }
 

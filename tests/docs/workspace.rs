@@ -78,7 +78,7 @@ impl Workspace {
         self.folder.path()
     }
 
-    /// `ragstone`, `cargo run` and `python` as the documents use them, on the ports of this test.
+    /// `ragstone` and `cargo run` as the documents use them, on the ports of this test.
     fn write_programs(&self) {
         let program = program();
         let program = program.to_str().expect("a path in UTF-8");
@@ -91,15 +91,8 @@ impl Workspace {
         std::fs::write(self.path().join(".curlrc"), "fail-with-body\n").expect("a file");
         let bin = self.path().join(".bin");
         std::fs::create_dir(&bin).expect("a folder");
-        let python = std::env::var("RAGSTONE_TEST_PYTHON").unwrap_or_default();
-        for (name, script) in [
-            ("ragstone", ragstone),
-            (
-                "cargo",
-                "[ \"$1 $2\" = 'run --' ] || exit 1\nshift 2\nexec ragstone \"$@\"".to_owned(),
-            ),
-            ("python", format!("exec '{python}' \"$@\"")),
-        ] {
+        let cargo = "[ \"$1 $2\" = 'run --' ] || exit 1\nshift 2\nexec ragstone \"$@\"";
+        for (name, script) in [("ragstone", ragstone.as_str()), ("cargo", cargo)] {
             let path = bin.join(name);
             std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("a script");
             std::fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("an executable script");
@@ -116,18 +109,13 @@ impl Workspace {
             .fold(block.text.clone(), |text, (documented, real)| {
                 text.replace(documented, real)
             });
-        let file = block.option.as_deref().filter(|option| option.contains('.'));
-        if let Some(file) = file {
-            std::fs::write(self.path().join(file), &text).map_err(|error| format!("{file}: {error}"))?;
-        }
         match (block.language.as_str(), block.option.as_deref()) {
             ("sh", None) => self.finish(Command::new("sh").args(["-euc", &text])).check(),
             ("sh", Some("server")) => self.start_server(&text),
             ("console", None) => self.console(&text),
             ("python", None) => self.finish(Command::new(python()).args(["-c", &text])).check(),
-            ("json", _) => parse_json(&text),
-            ("yaml", _) => self.check_configuration(&text),
-            (_, Some(_)) if file.is_some() => Ok(()),
+            ("json", None) => parse_json(&text),
+            ("yaml", file) => self.check_configuration(&text, file.unwrap_or("example.yml")),
             (language, option) => Err(format!(
                 "no test runs blocks of the kind '{language} {}'",
                 option.unwrap_or_default()
@@ -242,28 +230,32 @@ impl Workspace {
         Ok(())
     }
 
-    /// Has `ragstone doctor` check a configuration, together with the other file where the document has one.
-    fn check_configuration(&self, yaml: &str) -> Result<(), String> {
-        std::fs::write(self.path().join("checked.yml"), yaml).map_err(|error| error.to_string())?;
+    /// Writes a configuration to a file and has `ragstone doctor` check it, together with the other file
+    /// where the document has one.
+    fn check_configuration(&self, yaml: &str, file: &str) -> Result<(), String> {
+        std::fs::write(self.path().join(file), yaml).map_err(|error| error.to_string())?;
         let is_models = yaml.lines().any(|line| line.starts_with("embeddings:"));
         let (settings, models) = if is_models {
-            ("ragstone.yml", "checked.yml")
+            ("ragstone.yml", file)
         } else {
-            ("checked.yml", "embeddings.yml")
+            (file, "embeddings.yml")
         };
         let mut command = Command::new(program());
-        command.args(["doctor", "--port", "0", "--store", "sqlite://checked"]);
-        let mut keys = yaml.to_owned();
-        if let Ok(text) = std::fs::read_to_string(self.path().join(settings)) {
+        command.args(["doctor", "--port", "0", "--store", "sqlite://example"]);
+        let settings_text = std::fs::read_to_string(self.path().join(settings)).unwrap_or_default();
+        if !settings_text.is_empty() {
             command.args(["--config", settings]);
-            keys += &text;
         }
         if self.path().join(models).exists() {
             command.args(["--embeddings-config", models]);
         } else {
             command.arg("--no-embeddings");
         }
-        for name in keys.split("${").skip(1).filter_map(|rest| rest.split('}').next()) {
+        for name in settings_text
+            .split("${")
+            .skip(1)
+            .filter_map(|rest| rest.split('}').next())
+        {
             command.env(name, "a-key-for-the-test");
         }
         self.finish(&mut command).check()
