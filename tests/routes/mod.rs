@@ -16,3 +16,4 @@ mod query_models;
 mod query_modes;
 mod rerank;
 mod service;
+mod work;

@@ -1,8 +1,8 @@
 //! Parts for tests: a store in a temporary folder, and models that need no files.
 #![allow(clippy::unwrap_used, reason = "only tests use this module")]
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use ragstone_core::backend::Backend;
@@ -24,6 +24,7 @@ const DIMENSIONS: usize = 64;
 pub struct WordEmbedder {
     info: ModelInfo,
     pub calls: AtomicUsize,
+    texts: Mutex<Vec<String>>,
 }
 
 impl WordEmbedder {
@@ -44,7 +45,13 @@ impl WordEmbedder {
                 max_tokens: None,
             },
             calls: AtomicUsize::new(0),
+            texts: Mutex::default(),
         })
+    }
+
+    /// All texts that were embedded, in order.
+    pub fn texts(&self) -> Vec<String> {
+        self.texts.lock().unwrap().clone()
     }
 
     pub fn calls(&self) -> usize {
@@ -76,11 +83,15 @@ impl Embedder for WordEmbedder {
     async fn embed(&self, inputs: Vec<EmbedInput>, _: Role) -> Result<Vec<Embedding>, ModelError> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         let embed = |input| match input {
-            EmbedInput::Text(text) => Embedding {
-                vector: word_vector(&text),
-                tokens: 1,
-                truncated: false,
-            },
+            EmbedInput::Text(text) => {
+                let vector = word_vector(&text);
+                self.texts.lock().unwrap().push(text);
+                Embedding {
+                    vector,
+                    tokens: 1,
+                    truncated: false,
+                }
+            }
             EmbedInput::Tokens(_) => unreachable!("tests send texts"),
         };
         Ok(inputs.into_iter().map(embed).collect())

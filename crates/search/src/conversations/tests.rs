@@ -460,3 +460,46 @@ async fn a_record_that_cannot_be_read_begins_anew() {
     assert_eq!(plan.query_text(), "What is it?");
     assert!(read(&conversations, &id("a"), START).await.unwrap().is_some());
 }
+
+/// Message and topic are compared, searched for and measured, with one vector each.
+#[tokio::test]
+async fn a_message_embeds_no_text_twice() {
+    let words = WordEmbedder::new("words");
+    let parts = parts(Models::new(vec![words.clone()], None));
+    let metadata = serde_json::json!({"embedding_model": "words"});
+    parts
+        .collection(
+            "c",
+            metadata,
+            &["red apples ripen late", "a wall of stone", "apple pie"],
+        )
+        .await;
+    let backend = parts.backend();
+    let conversations = Conversations {
+        vectors: backend.vectors().clone(),
+        ..conversations(&parts, None)
+    };
+    let local = crate::gateway::NamedBackend::local(backend);
+    let target = crate::fanout::Target {
+        service: local.clone(),
+        name: ragstone_core::CollectionName::parse("c").unwrap(),
+    };
+    let id = ConversationId::parse("chat").unwrap();
+    for message in [
+        "When do red apples ripen?",
+        "And in winter?",
+        "How is a stone wall made?",
+        "Is it high?",
+    ] {
+        let before = words.texts().len();
+        let plan = advance(&conversations, &id, message, now()).await.unwrap();
+        let mode = crate::fanout::ModeChoice::Best;
+        let targets = vec![target.clone()];
+        let query = crate::fanout::FanoutQuery::for_plan(&plan, targets, 3, mode, local.clone());
+        let response = crate::fanout::search(&query).await;
+        assert!(response.failures.is_empty(), "{:?}", response.failures);
+        let embedded = words.texts()[before..].to_vec();
+        let unique: std::collections::HashSet<&String> = embedded.iter().collect();
+        assert_eq!(unique.len(), embedded.len(), "{message}: {embedded:?}");
+    }
+}

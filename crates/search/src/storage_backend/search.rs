@@ -2,6 +2,8 @@
 //!
 //! The storage engine is read twice for a text: once for the collection's model, once for all queries.
 
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use futures::future::join_all;
@@ -37,13 +39,20 @@ impl StorageBackend {
         names: &[CollectionName],
         queries: &[SearchQuery],
     ) -> Vec<Result<Vec<SearchResponse>, BackendError>> {
-        join_all(names.iter().map(|name| self.search_collection(name, queries))).await
+        let reused = ReusedVectors::default();
+        let searches = names
+            .iter()
+            .map(|name| self.search_collection(name, queries, &reused));
+        let responses = join_all(searches).await;
+        reused.log();
+        responses
     }
 
     async fn search_collection(
         &self,
         name: &CollectionName,
         queries: &[SearchQuery],
+        reused: &ReusedVectors,
     ) -> Result<Vec<SearchResponse>, BackendError> {
         let needs_model = |query: &SearchQuery| query.mode.uses_vectors() && query.vector.is_none();
         let collection = if queries.iter().any(needs_model) {
@@ -58,7 +67,8 @@ impl StorageBackend {
         let prepared = join_all(queries.iter().map(|query| self.prepare(query, embedder))).await;
         let prepared = prepared.into_iter().collect::<Result<Vec<_>, _>>()?;
         if let (Some(collection), Some(embedder)) = (&collection, embedder) {
-            log_reuse(collection, embedder, &prepared);
+            let hits = prepared.iter().filter(|prepared| prepared.reused_vector).count();
+            reused.note(collection, embedder, hits);
         }
         let searches = prepared.iter().map(|prepared| prepared.query.clone()).collect();
         let found = match self.service.store.search_many(name, searches).await {
@@ -196,18 +206,30 @@ fn storage_query(query: &SearchQuery) -> StorageQuery {
     }
 }
 
-fn log_reuse(collection: &Collection, embedder: &dyn Embedder, prepared: &[Prepared]) {
-    let hits = prepared.iter().filter(|prepared| prepared.reused_vector).count();
-    if hits == 0 {
-        return;
+/// How often a vector was reused in one request, by connection and model.
+#[derive(Default)]
+struct ReusedVectors(Mutex<BTreeMap<String, usize>>);
+
+impl ReusedVectors {
+    fn note(&self, collection: &Collection, embedder: &dyn Embedder, hits: usize) {
+        if hits == 0 {
+            return;
+        }
+        let connection = collection
+            .metadata
+            .get(EMBEDDING_PROVIDER)
+            .and_then(Value::as_str);
+        let connection = connection.filter(|id| !id.is_empty()).unwrap_or(THIS_PROCESS);
+        let key = format!("{connection}:{}", embedder.info().identity.id);
+        let mut reused = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *reused.entry(key).or_default() += hits;
     }
-    let connection = collection
-        .metadata
-        .get(EMBEDDING_PROVIDER)
-        .and_then(Value::as_str);
-    let connection = connection.filter(|id| !id.is_empty()).unwrap_or(THIS_PROCESS);
-    let key = format!("{connection}:{}", embedder.info().identity.id);
-    tracing::info!(key, hits, collection = %collection.name, "embedding cache hit");
+
+    fn log(self) {
+        for (key, hits) in self.0.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            tracing::info!(key, hits, "embedding cache hit");
+        }
+    }
 }
 
 fn truncated_query(model: &ModelInfo) -> String {
