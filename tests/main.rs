@@ -3,7 +3,7 @@
 //!
 //! `spec` has one test per scenario of the specification, by its name; `routes` follows the URLs;
 //! `process` is about starting and stopping; `durability` about what survives; `clients` about
-//! other people's client libraries.
+//! other people's client libraries; `docs` runs the code blocks of the documents.
 
 #![allow(
     unreachable_pub,
@@ -17,6 +17,7 @@
 )]
 
 mod clients;
+mod docs;
 mod durability;
 mod evaluation;
 mod gateway;

@@ -171,7 +171,7 @@ fn what_serve_would_refuse_is_a_failure() {
             .arg(setup.data_dir())
             .env("RAGSTONE_CONFIG", config.to_str().unwrap()),
     );
-    assert!(report.message("Configuration").contains("RAGSTONE_CONFIG"));
+    assert!(report.message("Configuration").contains("other.yml"));
     assert_eq!(report.status("Chat"), "fail");
 }
 

@@ -1,6 +1,7 @@
 //! A provider that speaks OpenAI's interface, checks what it is sent, and does as it is told.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 pub const KEY: &str = "canary-3f9c1a7be2";
 pub const WIDTH: usize = 32;
@@ -28,6 +30,24 @@ struct Inner {
     embed_calls: Mutex<Vec<Vec<String>>>,
     chats: Mutex<Vec<Value>>,
     behaviour: Mutex<Behaviour>,
+    held: watch::Sender<bool>,
+    in_flight: AtomicUsize,
+}
+
+/// Counts a call as in flight until it is answered or its caller is gone.
+struct InFlight(Arc<Inner>);
+
+impl InFlight {
+    fn new(stub: &Arc<Inner>) -> Self {
+        stub.in_flight.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(stub))
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 #[derive(Debug, Clone, Default)]
@@ -38,6 +58,8 @@ pub struct Behaviour {
     pub embed_status: Option<u16>,
     /// Refuses any batch with this text in it.
     pub refused_text: Option<String>,
+    /// Has no keys, and refuses a call that brings one.
+    pub keyless: bool,
     /// Answers chats with this status.
     pub chat_status: Option<u16>,
 }
@@ -70,6 +92,26 @@ impl Stub {
         *self.inner.behaviour.lock().unwrap() = behaviour;
     }
 
+    /// Answers no embedding call until [`Self::release`].
+    pub fn hold(&self) {
+        self.inner.held.send_replace(true);
+    }
+
+    pub fn release(&self) {
+        self.inner.held.send_replace(false);
+    }
+
+    /// Waits until exactly so many embedding calls wait for their answer.
+    pub async fn until_in_flight(&self, count: usize) {
+        for _ in 0..12_000 {
+            if self.inner.in_flight.load(Ordering::SeqCst) == count {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("there were never {count} embedding calls in flight");
+    }
+
     /// The texts of every embedding call.
     pub fn embed_calls(&self) -> Vec<Vec<String>> {
         self.inner.embed_calls.lock().unwrap().clone()
@@ -95,12 +137,13 @@ impl Stub {
     }
 }
 
-fn refused(headers: &HeaderMap) -> Option<Response> {
+fn refused(stub: &Inner, headers: &HeaderMap) -> Option<Response> {
+    let keyless = stub.behaviour.lock().unwrap().keyless;
+    let expected = (!keyless).then(|| format!("Bearer {KEY}"));
     let sent = headers
         .get("authorization")
-        .and_then(|value| value.to_str().ok())
-        .unwrap_or_default();
-    (sent != format!("Bearer {KEY}")).then(|| failure(401))
+        .map(|value| value.to_str().unwrap_or_default());
+    (sent != expected.as_deref()).then(|| failure(401))
 }
 
 /// As careless as a provider can be: it repeats the key, as it is and with an escape in it.
@@ -112,7 +155,7 @@ fn failure(status: u16) -> Response {
 }
 
 async fn embeddings(State(stub): State<Arc<Inner>>, headers: HeaderMap, Json(body): Json<Value>) -> Response {
-    if let Some(refusal) = refused(&headers) {
+    if let Some(refusal) = refused(&stub, &headers) {
         return refusal;
     }
     assert_eq!(
@@ -122,7 +165,9 @@ async fn embeddings(State(stub): State<Arc<Inner>>, headers: HeaderMap, Json(bod
     let texts: Vec<String> = serde_json::from_value(body["input"].clone()).expect("a list of texts");
     let behaviour = stub.behaviour.lock().unwrap().clone();
     stub.embed_calls.lock().unwrap().push(texts.clone());
+    let _in_flight = InFlight::new(&stub);
     tokio::time::sleep(behaviour.delay).await;
+    let _ = stub.held.subscribe().wait_for(|held| !held).await;
     if let Some(status) = behaviour.embed_status {
         return failure(status);
     }
@@ -157,7 +202,7 @@ fn vector(text: &str) -> Vec<f32> {
 }
 
 async fn chat(State(stub): State<Arc<Inner>>, headers: HeaderMap, Json(body): Json<Value>) -> Response {
-    if let Some(refusal) = refused(&headers) {
+    if let Some(refusal) = refused(&stub, &headers) {
         return refusal;
     }
     stub.chats.lock().unwrap().push(body.clone());

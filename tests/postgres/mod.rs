@@ -1,7 +1,7 @@
 //! Several processes over one Postgres. That every route behaves as on the embedded store is shown
 //! by `routes` and `spec`, which `cargo xtask test` runs on every store.
 
-mod away;
+mod outage;
 mod processes;
 mod refusals;
 mod tls;

@@ -6,8 +6,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::{setup, start};
+use crate::memory::stub::{self, Behaviour, Stub};
 use crate::support::postgres::new_database;
-use crate::support::{Server, documents, ids, vector};
+use crate::support::{Server, Setup, documents, ids, vector};
 
 /// How often is looked for what certainly happens, every fiftieth of a second: work of a dead
 /// process is taken over when its lease ends, after 10 seconds (jobs) or 20 (memory).
@@ -65,14 +66,33 @@ async fn what_one_writes_the_other_has_at_once() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_is_finished_by_the_other_when_one_is_killed_in_the_middle() {
     let url = new_database();
-    let one = start(&url).await;
-    one.post("/collections", json!({"name": "c", "embedding_model": "small"}))
+    let stub = Stub::behaving(Behaviour {
+        delay: Duration::from_millis(50),
+        ..Behaviour::default()
+    })
+    .await;
+    let start = || {
+        let providers = format!(
+            "providers: {{stub: {{type: openai, apiKey: {:?}, baseUrl: {:?}}}}}",
+            stub::KEY,
+            stub.url()
+        );
+        let setup = Setup::serve_embedded().config(&providers);
+        let model = format!(
+            "embeddings: [{{id: remote, provider: stub, model: stub-embed, dimensions: {}}}]",
+            stub::WIDTH
+        );
+        let models = setup.file("embeddings.yml", &model);
+        let setup = setup.arg("--embeddings-config").arg(models);
+        setup.env("RAGSTONE_STORE", &url).start()
+    };
+    let one = start().await;
+    one.post("/collections", json!({"name": "c", "embedding_model": "remote"}))
         .await
         .ok();
-    // Enough to outlast the start of a server on a busy machine.
     let rows: String = (0..12_000)
         .map(|n| format!("{{\"id\":\"r{n}\",\"text\":\"row number {n}\"}}\n"))
         .collect();
@@ -82,7 +102,9 @@ async fn a_job_is_finished_by_the_other_when_one_is_killed_in_the_middle() {
     while total(&one).await == 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let other = start(&url).await;
+    // The job goes no further, however long the other server takes to start.
+    stub.hold();
+    let other = start().await;
     let path = format!("/jobs/{}", job["id"].as_str().unwrap());
     assert_eq!(
         other.get(&path).await.ok()["state"],
@@ -90,6 +112,8 @@ async fn a_job_is_finished_by_the_other_when_one_is_killed_in_the_middle() {
         "while the first works on it"
     );
     one.kill();
+    stub.behave(Behaviour::default());
+    stub.release();
     other.wait_for_log("ingestion job started");
     let ended = until(&other, &path, |job| job["state"] != "running").await;
     assert_eq!(

@@ -47,13 +47,63 @@ async fn the_file_is_named_by_the_environment_too() {
 }
 
 #[tokio::test]
-async fn an_environment_variable_that_is_set_to_nothing_is_not_set() {
-    let setup = Setup::without_models()
+async fn a_blank_environment_variable_counts_as_unset() {
+    let port = unused_port();
+    // No flag stands before the variables, so each of them would count.
+    let setup = Setup::command(&["serve"])
+        .config(&format!("server: {{port: {port}, dataDir: by-file}}"))
         .env("RAGSTONE_PORT", "")
+        .env("RAGSTONE_DATA_DIR", " ")
+        .env("RAGSTONE_STORE", "")
+        .env("RAGSTONE_THREADS", " ")
+        .env("RAGSTONE_LOG_FORMAT", "")
         .env("RAGSTONE_API_KEYS", "")
-        .env("CROSS_ENCODER_MODEL", " ");
-    let server = setup.start().await;
+        .env("CROSS_ENCODER_MODEL", " ")
+        .env("CROSS_ENCODER_PATH", "");
+    let embeddings = setup.embeddings_file(&[("tiny", &crate::support::fixtures::model("bert"))]);
+    let server = setup.env("EMBEDDINGS_CONFIG", embeddings).start().await;
+    assert_eq!(server.address.port(), port);
+    assert!(server.setup().folder().join("by-file").is_dir());
     server.get("/collections").await.ok();
+    server
+        .post("/rerank", serde_json::json!({"query": "q", "documents": []}))
+        .await
+        .refused(503);
+}
+
+/// A flag wins over the environment variable of its alternative too.
+#[test]
+fn a_flag_wins_over_the_variable_of_its_alternative() {
+    let serve = |args: &[&str]| {
+        let setup = Setup::command(&["serve", "--no-embeddings", "--port", "0"])
+            .env("EMBEDDINGS_CONFIG", "/nowhere/by-env.yml")
+            .env("CROSS_ENCODER_PATH", "/nowhere/path-by-env")
+            .env("CROSS_ENCODER_MODEL", "/nowhere/name-by-env");
+        args.iter().fold(setup, |setup, arg| setup.arg(arg)).run()
+    };
+    for (args, named) in [
+        (&[][..], "/nowhere/path-by-env"),
+        (
+            &["--cross-encoder", "/nowhere/name-by-flag"],
+            "/nowhere/name-by-flag",
+        ),
+        (
+            &["--cross-encoder=/nowhere/name-by-flag"],
+            "/nowhere/name-by-flag",
+        ),
+        (
+            &[
+                "--cross-encoder",
+                "/nowhere/name-by-flag",
+                "--cross-encoder-path",
+                "/nowhere/path-by-flag",
+            ],
+            "/nowhere/path-by-flag",
+        ),
+    ] {
+        let ended = serve(args);
+        assert!(ended.failed_with(78).contains(named), "{args:?}: {ended:?}");
+    }
 }
 
 #[tokio::test]
@@ -127,18 +177,17 @@ fn wrong_configuration_is_named_and_ends_with_78() {
         ("RAGSTONE_API_KEYS", "a,,b"),
         ("RAGSTONE_LOG_FORMAT", "prose"),
         ("RAGSTONE_THREADS", "0"),
+        ("RAGSTONE_PORT", "many"),
     ] {
-        let ended = Setup::without_models().env(name, value).run();
-        ended.failed_with(78);
+        let ended = Setup::command(&["serve", "--no-embeddings"])
+            .env(name, value)
+            .run();
+        let log = ended.failed_with(78);
+        let by_clap = ["RAGSTONE_LOG_FORMAT", "RAGSTONE_THREADS", "RAGSTONE_PORT"];
+        if by_clap.contains(&name) {
+            assert!(log.contains(&format!("{name} is '{value}': must be")), "{log}");
+        }
     }
-    let port = Setup::command(&["serve", "--no-embeddings"])
-        .env("RAGSTONE_PORT", "many")
-        .run();
-    assert!(
-        port.failed_with(78)
-            .contains("RAGSTONE_PORT is 'many': it must be a whole number"),
-        "{port:?}"
-    );
     let missing = Setup::without_models()
         .arg("--config")
         .arg("/nowhere/ragstone.yml")

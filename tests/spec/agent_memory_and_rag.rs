@@ -1,6 +1,7 @@
 //! Embedding and RAG for agents: the scenarios that have a wire shape. Those of the providers and of
 //! the buffer's inner workings are beside the code, under the same names.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -122,18 +123,25 @@ async fn req_emb_002_given_stored_records_when_delete_is_called_then_those_recor
 async fn req_emb_004_given_multiple_enqueued_requests_they_are_sent_to_the_provider_in_one_batch() {
     let stub = Stub::start().await;
     let server = setup(&stub).start().await;
-    let saves = (0..20).map(|n| {
-        let body = json!({"session_key": "s", "content": format!("number {n}")});
-        let server = &server;
-        async move { server.post("/memory/observations", body).await.ok() }
-    });
-    futures::future::join_all(saves).await;
-    until_embedded(&server, 20).await;
+    // Two calls that are not answered yet keep the buffer from making another.
+    stub.hold();
+    save_knowledge(&server, "first", "first").await;
+    stub.until_in_flight(1).await;
+    save_knowledge(&server, "second", "second").await;
+    stub.until_in_flight(2).await;
+    let texts: BTreeSet<String> = (0..20).map(|n| format!("number {n:02}")).collect();
+    for text in &texts {
+        let body = json!({"session_key": "s", "content": text});
+        server.post("/memory/observations", body).await.ok();
+    }
+    stub.release();
+    until_embedded(&server, 22).await;
     let calls = stub.embed_calls();
-    assert!(
-        calls.len() <= 3,
-        "20 texts that come at once share calls: {calls:?}"
-    );
+    let [_, _, batch] = calls.as_slice() else {
+        panic!("not one batch after the two calls: {calls:?}")
+    };
+    assert_eq!(batch.iter().cloned().collect::<BTreeSet<_>>(), texts);
+    assert_eq!(batch.len(), 20);
 }
 
 #[tokio::test]
@@ -155,18 +163,70 @@ async fn req_emb_005_without_embedding_saving_and_reading_work_as_before() {
     assert!(detail.contains("embedding.providerID"), "{detail}");
 }
 
+/// Two collections with a model of their own each. Neither model answers before both were asked, so
+/// that searches one after the other never get to the second.
 #[tokio::test]
 async fn req_emb_006_parallel_collection_search() {
+    let (memory, one, two) = (Stub::start().await, Stub::start().await, Stub::start().await);
+    let provider = |name: &str, stub: &Stub| {
+        format!(
+            "  {name}: {{type: openai, apiKey: {:?}, baseUrl: {:?}}}\n",
+            stub::KEY,
+            stub.url()
+        )
+    };
+    let providers = format!("providers:\n{}{}", provider("one", &one), provider("two", &two));
+    let setup = Setup::serve().config(&config(&memory).replacen("providers:\n", &providers, 1));
+    let model = |name: &str| {
+        let width = stub::WIDTH;
+        format!("  - {{id: {name}, provider: {name}, model: stub-embed, dimensions: {width}}}\n")
+    };
+    let models = setup.file(
+        "embeddings.yml",
+        &format!("embeddings:\n{}{}", model("one"), model("two")),
+    );
+    let server = setup.arg("--embeddings-config").arg(models).start().await;
+    for name in ["one", "two"] {
+        server
+            .post("/collections", json!({"name": name, "embedding_model": name}))
+            .await
+            .ok();
+        let documents = json!({"id": format!("in-{name}"), "text": "tea time"});
+        server.add(name, vec![documents]).await;
+    }
+    let before = [&one, &two].map(|stub| stub.embed_calls().len());
+    one.hold();
+    two.hold();
+    let asked = retrieve(
+        &server,
+        json!({"query": "when is tea?", "collections": ["one", "two"]}),
+    );
+    let both_asked = async {
+        one.until_in_flight(1).await;
+        two.until_in_flight(1).await;
+        one.release();
+        two.release();
+    };
+    let (answer, ()) = tokio::join!(asked, both_asked);
+    assert_eq!(sorted_ids(&answer), ["in-one", "in-two"]);
+    assert_eq!(answer["warnings"], json!([]));
+    for (stub, before) in [(&one, before[0]), (&two, before[1])] {
+        assert_eq!(
+            stub.embed_calls()[before..],
+            [["when is tea?".to_owned()]],
+            "each model embeds the query once"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_query_is_embedded_once_for_all_kinds_of_memory() {
     let stub = Stub::start().await;
     let server = filled(&stub).await;
     let before = stub.embed_calls().len();
     let answer = retrieve(&server, json!({"query": "tea time", "limit": 10})).await;
     assert_eq!(sorted_ids(&answer), ["fuel", "l", "o-s1", "o-s2", "r-s2", "tea"]);
-    assert_eq!(
-        stub.embed_calls()[before..],
-        [["tea time".to_owned()]],
-        "the query is embedded once"
-    );
+    assert_eq!(stub.embed_calls()[before..], [["tea time".to_owned()]]);
 }
 
 #[tokio::test]
@@ -231,7 +291,7 @@ async fn req_emb_008_all_embedding_settings_are_read_from_the_configuration() {
         );
     let server = filled_with(Setup::without_models().config(&snake)).await;
     let query = "tea is at four";
-    // Each setting shows where a request says otherwise about the others.
+    // A setting takes effect unless the request overrides it.
     for (body, expected) in [
         (json!({"query": query}), &["tea"][..]),
         (json!({"query": query, "limit": 10}), &["tea"]),
@@ -243,6 +303,63 @@ async fn req_emb_008_all_embedding_settings_are_read_from_the_configuration() {
     ] {
         let answer = retrieve(&server, body.clone()).await;
         assert_eq!(ids(&answer["results"]), expected, "{body}");
+    }
+    req_emb_008_rag_settings_of_chats(&stub).await;
+    req_emb_008_local_endpoint().await;
+}
+
+async fn req_emb_008_rag_settings_of_chats(stub: &Stub) {
+    let ask = async |server: &Server, message: &str| {
+        let body = json!({"messages": [{"role": "user", "content": message}]});
+        server.post("/v1/chat/completions", body).await.ok();
+        stub.last_system_prompt()
+    };
+    let server = filled_with(Setup::without_models().config(&config_with(stub, "{enabled: false}"))).await;
+    assert_eq!(ask(&server, "when is tea?").await, "");
+
+    let few = "{enabled: true, max_tokens: 120, max_results: 6}";
+    let server = filled_with(Setup::without_models().config(&config_with(stub, few))).await;
+    let short = ask(&server, "when is tea?").await;
+    let server =
+        filled_with(Setup::without_models().config(&config_with(stub, "{enabled: true, max_results: 6}")))
+            .await;
+    let whole = ask(&server, "when is tea?").await;
+    let entries = |prompt: &str| prompt.matches("\n### [").count();
+    assert_eq!(entries(&whole), 6, "{whole}");
+    assert!((1..6).contains(&entries(&short)), "{short}");
+
+    // Longer than a chat waits by default.
+    let patient = "{enabled: true, timeout_ms: 100000}";
+    let server = filled_with(Setup::without_models().config(&config_with(stub, patient))).await;
+    stub.hold();
+    let released = async {
+        stub.until_in_flight(1).await;
+        tokio::time::sleep(Duration::from_millis(2500)).await;
+        stub.release();
+    };
+    let (prompt, ()) = tokio::join!(ask(&server, "is it tea time yet?"), released);
+    assert!(prompt.contains("tea is at four"), "{prompt}");
+}
+
+/// The stub checks the model, the dimensions and that no key is sent.
+async fn req_emb_008_local_endpoint() {
+    let stub = Stub::behaving(stub::Behaviour {
+        keyless: true,
+        ..stub::Behaviour::default()
+    })
+    .await;
+    for (model, local_model) in [("stub-embed", ""), ("", "stub-embed")] {
+        let yaml = format!(
+            "embedding: {{provider: local, model: {model:?}, dimensions: {}, \
+             local: {{baseUrl: {:?}, model: {local_model:?}}}}}",
+            stub::WIDTH,
+            stub.url()
+        );
+        let before = stub.embed_calls().len();
+        let server = Setup::without_models().config(&yaml).start().await;
+        save_knowledge(&server, "tea", "tea is at four").await;
+        until_embedded(&server, 1).await;
+        assert_eq!(stub.embed_calls()[before..], [["tea is at four".to_owned()]]);
     }
 }
 

@@ -2,10 +2,11 @@
 
 use crate::support::{Setup, plain};
 
-const MODELS: [&str; 3] = [
-    "cross-encoder/ms-marco-MiniLM-L-6-v2",
-    "BAAI/bge-reranker-base",
-    "BAAI/bge-reranker-large",
+/// A model of each use case, in the order of the list.
+const MODELS: [(&str, &str); 3] = [
+    ("cross-encoder/ms-marco-MiniLM-L-6-v2", "fast"),
+    ("BAAI/bge-reranker-base", "recommended"),
+    ("BAAI/bge-reranker-large", "high-accuracy"),
 ];
 
 #[test]
@@ -18,20 +19,22 @@ fn help_text_shows_model_examples() {
     let (about, _) = about
         .split_once("--cross-encoder-path")
         .expect("the next flag follows");
-    for model in MODELS {
+    for (model, use_case) in MODELS {
         let (_, example) = about
             .split_once(model)
             .unwrap_or_else(|| panic!("no {model} in: {about}"));
-        let (example, _) = example.split_once(')').expect("size and use case in brackets");
+        let (example, _) = example
+            .trim_start()
+            .trim_start_matches('(')
+            .split_once(')')
+            .expect("size and use case in brackets");
         assert!(
-            example.contains("MB") || example.contains("GB"),
-            "no size: {example}"
+            has_quantity(example, &["MB", "GB"]),
+            "{model} is shown without a size: {example}"
         );
-    }
-    for use_case in ["fast", "recommended", "high-accuracy"] {
         assert!(
-            about.to_lowercase().contains(use_case),
-            "no {use_case} model in: {about}"
+            example.contains(use_case),
+            "{model} is not shown as {use_case}: {example}"
         );
     }
 }
@@ -40,17 +43,12 @@ fn help_text_shows_model_examples() {
 fn list_available_models_command() {
     let list = Setup::command(&["serve", "--list-reranker-models"]).run();
     let text = list.succeeded();
-    let mut from = 0;
-    for (model, group) in MODELS.into_iter().zip(["fast", "recommended", "high-accuracy"]) {
-        let lower = text.to_lowercase();
-        let heading = lower[from..]
-            .find(group)
-            .unwrap_or_else(|| panic!("no group {group} in: {text}"));
-        from += heading;
-        assert!(
-            text[from..].contains(model),
-            "{model} is not under {group}: {text}"
-        );
+    for (model, use_case) in MODELS {
+        let (_, group) = text
+            .split_once(&format!("\n{use_case}\n"))
+            .unwrap_or_else(|| panic!("no group {use_case} in: {text}"));
+        let (group, _) = group.split_once("\n\n").expect("a blank line ends a group");
+        assert!(group.contains(model), "{model} is not under {use_case}: {text}");
     }
     assert!(
         text.contains("https://huggingface.co/models?pipeline_tag=text-ranking"),
@@ -78,29 +76,46 @@ async fn startup_banner_when_no_model_specified() {
 fn curated_list_includes_metadata() {
     let list = Setup::command(&["serve", "--list-reranker-models"]).run();
     let text = list.succeeded();
-    for model in MODELS {
+    for (model, _) in MODELS {
         let (_, entry) = text
             .split_once(model)
             .unwrap_or_else(|| panic!("no {model} in: {text}"));
-        // Everything up to the next model belongs to this one.
+        // An entry ends where the next model starts.
         let end = MODELS
             .iter()
-            .filter_map(|other| entry.find(other))
+            .filter_map(|(other, _)| entry.find(other))
             .min()
             .unwrap_or(entry.len());
         let entry = &entry[..end];
-        assert!(entry.contains("MB") || entry.contains("GB"), "no size: {entry}");
         assert!(
-            entry.contains(" ms") || entry.contains(" s"),
-            "no latency: {entry}"
+            has_quantity(entry, &["MB", "GB"]),
+            "{model} is listed without a size: {entry}"
         );
         assert!(
-            entry.contains("10 documents") || text.contains("10 documents"),
-            "latency of what: {entry}"
+            entry
+                .split_once(" for 10 documents")
+                .is_some_and(|(latency, _)| has_quantity(latency, &["ms", "s"])),
+            "{model} is listed without a latency for 10 documents: {entry}"
         );
+        let tier = entry.split_once("accuracy: ").map(|(_, tier)| tier);
+        let (tier, _) = tier
+            .unwrap_or_else(|| panic!("{model} is listed without an accuracy tier: {entry}"))
+            .split_once('\n')
+            .expect("an entry is one line");
         assert!(
-            entry.to_lowercase().contains("accura") || text.to_lowercase().contains("accuracy"),
-            "no tier: {entry}"
+            ["good", "high", "very high"]
+                .iter()
+                .any(|name| tier.starts_with(name)),
+            "{model} has the tier {tier:?}"
         );
     }
+}
+
+/// Whether the text contains a number followed by one of these units.
+fn has_quantity(text: &str, units: &[&str]) -> bool {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    words.windows(2).any(|pair| {
+        pair[0].trim_start_matches('~').parse::<f64>().is_ok()
+            && units.contains(&pair[1].trim_end_matches(','))
+    })
 }

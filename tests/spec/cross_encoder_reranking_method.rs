@@ -2,14 +2,15 @@
 
 use std::sync::{Arc, Mutex};
 
+use axum::body::Body;
 use axum::extract::Path;
 use axum::http::StatusCode;
-use axum::response::IntoResponse;
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
 
-use crate::support::{Server, Setup, fixtures, ids};
+use crate::support::{Server, Setup, documents, fixtures, ids};
 
 const TEXTS: [&str; 6] = [
     "The quick brown fox jumps over the lazy dog.",
@@ -136,27 +137,81 @@ async fn health_check_shows_no_cross_encoder() {
     near.wait_for_log("documents are not reranked");
 }
 
+/// The search is answered, and only then does the connection fail.
 #[tokio::test]
 async fn rag_service_unreachable() {
+    for health in [HealthCheck::Cut, HealthCheck::Hangs] {
+        let (url, sent) = service(health, StatusCode::OK).await;
+        let near = in_front_of(&url).await;
+        let answer = collect_two(&near).await;
+        assert_eq!(
+            ids(&answer["results"]),
+            ["same", "same", "other", "other"],
+            "{health:?}: {answer}"
+        );
+        assert_eq!(answer["results"][0]["metadata"], json!({"n": 1}));
+        assert!(answer["results"][0].get("rerank_score").is_none(), "{answer}");
+        assert_eq!(answer["reranked"], false);
+        let warnings = answer["warnings"].as_array().unwrap();
+        assert!(
+            warnings
+                .iter()
+                .any(|warning| warning.as_str().unwrap().contains("far")),
+            "{health:?}: {answer}"
+        );
+        let line = near.wait_for_log("documents are not reranked");
+        assert!(line.contains("far"), "{line}");
+        assert_eq!(sent.lock().unwrap().len(), 0, "nothing is sent to /rerank");
+    }
+}
+
+#[tokio::test]
+async fn a_service_that_is_gone_leaves_the_documents_of_others_as_they_are() {
     let (near, far) = reranking(with_cross_encoder()).await;
     drop(far);
     near.create("here").await;
+    near.add("here", documents(3, |n| json!({"n": n}))).await;
     let collections = json!([{"service": "far", "name": "c"}, {"service": "local", "name": "here"}]);
-    let body = json!({"user_message": "m", "mode": "keyword", "collections": collections, "rerank": true});
+    let body =
+        json!({"user_message": "number 2", "mode": "keyword", "collections": collections, "rerank": true});
     let answer = near.post("/api/rag/collect", body).await.ok();
-    assert_eq!(
-        (&answer["reranked"], &answer["results"]),
-        (&json!(false), &json!([]))
-    );
+    assert_eq!(answer["reranked"], false);
+    assert_eq!(ids(&answer["results"])[0], "d2", "{answer}");
+    assert_eq!(ids(&answer["results"]).len(), 3, "{answer}");
     assert!(
         answer["warnings"][0].as_str().unwrap().contains("far"),
         "{answer}"
     );
 }
 
-/// A service whose collections all have the same two documents, and which answers a call of /rerank
-/// with this status. What it is sent there is kept.
-async fn service_that_reranks_with(status: StatusCode) -> (String, Arc<Mutex<Vec<Value>>>) {
+#[derive(Debug, Clone, Copy)]
+enum HealthCheck {
+    Healthy,
+    /// The connection ends within the answer.
+    Cut,
+    /// No answer ever comes.
+    Hangs,
+}
+
+impl HealthCheck {
+    async fn answer(self) -> Response {
+        match self {
+            Self::Healthy => {
+                let cross_encoder = json!({"model": "m", "status": "loaded"});
+                Json(json!({"status": "healthy", "cross_encoder": cross_encoder})).into_response()
+            }
+            Self::Cut => {
+                let broken = futures::stream::once(async { Err::<String, _>(std::io::Error::other("cut")) });
+                Body::from_stream(broken).into_response()
+            }
+            Self::Hangs => std::future::pending().await,
+        }
+    }
+}
+
+/// A service whose collections all have the same two documents, and which answers calls of /rerank with
+/// this status. The bodies of these calls are kept.
+async fn service(health: HealthCheck, status: StatusCode) -> (String, Arc<Mutex<Vec<Value>>>) {
     let sent: Arc<Mutex<Vec<Value>>> = Arc::default();
     let kept = Arc::clone(&sent);
     let reranked = move |Json(body): Json<Value>| async move {
@@ -172,12 +227,7 @@ async fn service_that_reranks_with(status: StatusCode) -> (String, Arc<Mutex<Vec
     };
     let hits = || json!([{"id": "same", "text": "one", "metadata": {"n": 1}, "distance": 0.1}, {"id": "other", "text": "two", "metadata": {}, "distance": 0.2}]);
     let router = Router::new()
-        .route(
-            "/health",
-            get(|| async {
-                Json(json!({"status": "healthy", "cross_encoder": {"model": "m", "status": "loaded"}}))
-            }),
-        )
+        .route("/health", get(move || health.answer()))
         .route(
             "/collections/{name}/query",
             post(move |Path(_): Path<String>| async move {
@@ -200,7 +250,7 @@ async fn collect_two(near: &Server) -> Value {
 /// Documents of two collections may have the same id, which says no more than none.
 #[tokio::test]
 async fn generate_fallback_document_ids() {
-    let (url, sent) = service_that_reranks_with(StatusCode::OK).await;
+    let (url, sent) = service(HealthCheck::Healthy, StatusCode::OK).await;
     let near = in_front_of(&url).await;
     let answer = collect_two(&near).await;
     assert_eq!(answer["reranked"], true, "{answer}");
@@ -230,7 +280,7 @@ async fn rerank_endpoint_returns_error() {
         StatusCode::INTERNAL_SERVER_ERROR,
         StatusCode::NOT_FOUND,
     ] {
-        let (url, sent) = service_that_reranks_with(status).await;
+        let (url, sent) = service(HealthCheck::Healthy, status).await;
         let near = in_front_of(&url).await;
         let answer = collect_two(&near).await;
         assert_eq!(sent.lock().unwrap().len(), 1, "it was asked");

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 
-use crate::support::{Setup, documents, plain, vector};
+use crate::support::{Server, Setup, documents, plain, vector};
 
 const ALL: &str = "/collections/test-collection/documents/all";
 
@@ -78,9 +78,56 @@ async fn empty_large_collection() {
     assert_eq!(server.get("/collections/large-collection").await.ok()["count"], 0);
 }
 
-/// Readers that look while a collection is emptied and filled again see all of it or nothing.
-#[tokio::test(flavor = "multi_thread")]
+/// The second fault strikes when all documents and vectors are already gone.
+#[tokio::test]
 async fn empty_operation_is_transactional() {
+    for fault in [
+        "AFTER DELETE ON documents WHEN old.id = 'd150'",
+        "BEFORE UPDATE OF dimensions ON collections WHEN new.dimensions IS NULL",
+    ] {
+        let server = Setup::serve_embedded().arg("--no-embeddings").start().await;
+        server.create("c").await;
+        server.add("c", documents(300, |n| json!({"n": n}))).await;
+        // FAIL keeps the changes that were made so far, unlike ABORT: only a rollback undoes them.
+        let trigger = format!("CREATE TRIGGER fault {fault} BEGIN SELECT RAISE(FAIL, 'injected'); END");
+        let server = with_schema_change(server, &trigger).await;
+        let refused = server.delete("/collections/c/documents/all").await;
+        assert_eq!(refused.status, 500, "{fault}: {refused:?}");
+        assert_eq!(all_ways_to_count(&server).await, [300; 3], "{fault}");
+        let server = server.restarted().await;
+        assert_eq!(all_ways_to_count(&server).await, [300; 3], "{fault}");
+        let server = with_schema_change(server, "DROP TRIGGER fault").await;
+        let emptied = server.delete("/collections/c/documents/all").await.ok();
+        assert_eq!(emptied["count_deleted"], 300);
+        assert_eq!(all_ways_to_count(&server).await, [0; 3], "{fault}");
+    }
+}
+
+/// Restarts the server; the statement runs while nobody else has the database open.
+async fn with_schema_change(server: Server, statement: &str) -> Server {
+    let setup = server.setup().clone();
+    assert!(server.stop().0.success());
+    let database = rusqlite::Connection::open(setup.data_dir().join("ragstone.db")).unwrap();
+    database.execute_batch(statement).unwrap();
+    drop(database);
+    setup.start().await
+}
+
+/// Documents of `c` by its count, by listing and by search.
+async fn all_ways_to_count(server: &Server) -> [u64; 3] {
+    let collection = server.get("/collections/c").await.ok();
+    let page = server.get("/collections/c/documents?limit=1000").await.ok();
+    let search = json!({"query_embedding": vector(1), "top_k": 1000});
+    let hits = server.post("/collections/c/query", search).await.ok();
+    [
+        collection["count"].as_u64().unwrap(),
+        page["documents"].as_array().unwrap().len() as u64,
+        hits["results"].as_array().unwrap().len() as u64,
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn concurrent_readers_see_all_documents_or_none() {
     let server = Arc::new(plain().await);
     server.create("c").await;
     let done = Arc::new(AtomicBool::new(false));
@@ -108,7 +155,7 @@ async fn empty_operation_is_transactional() {
     }
     done.store(true, Ordering::Relaxed);
     for watcher in watchers {
-        watcher.await.expect("every look saw all or nothing");
+        watcher.await.expect("every read saw all documents or none");
     }
 }
 

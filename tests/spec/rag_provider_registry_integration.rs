@@ -1,23 +1,56 @@
 //! Requirement: RAG Provider Registry Integration
 
-use serde_json::json;
+use std::collections::BTreeSet;
 
-use crate::support::{Setup, plain};
+use serde_json::{Value, json};
 
+use crate::support::{Server, Setup, ids, plain};
+
+/// Providers of a kind register under its id: the id can be discovered, its schema read, and services
+/// of that kind added, each of which is then discoverable itself.
 #[tokio::test]
 async fn rag_provider_registration() {
     let server = plain().await;
+    assert_eq!(
+        services(&server).await,
+        [("local".to_owned(), "local".to_owned())]
+    );
     let providers = server.get("/api/providers").await.ok();
-    let ids: Vec<&str> = providers["providers"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|kind| kind["id"].as_str().unwrap())
+    let ids: BTreeSet<String> = ids(&providers["providers"])
+        .into_iter()
+        .map(str::to_owned)
         .collect();
-    for id in ["local", "chromadb-wrapper", "chromadb"] {
-        assert!(ids.contains(&id), "{ids:?}");
-        server.get(&format!("/api/providers/{id}/schema")).await.ok();
+    assert_eq!(
+        ids,
+        ["local", "chromadb-wrapper", "chromadb"]
+            .map(str::to_owned)
+            .into()
+    );
+    server.get("/api/providers/nonesuch/schema").await.refused(404);
+
+    // A service of each kind; whether it answers does not matter for being registered.
+    let mut expected = vec![("local".to_owned(), "local".to_owned())];
+    let mut yaml = "services:\n".to_owned();
+    for id in ids.iter().filter(|id| *id != "local") {
+        let schema = server.get(&format!("/api/providers/{id}/schema")).await.ok();
+        assert!(schema["properties"]["url"].is_object(), "{schema}");
+        yaml.push_str(&format!(
+            "  my-{id}: {{provider: {id}, url: \"http://127.0.0.1:9\"}}\n"
+        ));
+        expected.push((format!("my-{id}"), id.clone()));
     }
+    let server = Setup::without_models().config(&yaml).start().await;
+    assert_eq!(services(&server).await, expected);
+}
+
+/// Name and provider of every service that can be discovered.
+async fn services(server: &Server) -> Vec<(String, String)> {
+    let listed = server.get("/api/services").await.ok();
+    let text = |value: &Value| value.as_str().expect("a text").to_owned();
+    let services = listed["services"].as_array().expect("services").iter();
+    services
+        .map(|service| (text(&service["name"]), text(&service["provider"])))
+        .collect()
 }
 
 #[tokio::test]

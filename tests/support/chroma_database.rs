@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::apart;
+use super::test_databases;
 
 const MISSING: &str =
     "no ChromaDB to test with: run `cargo xtask test`, or `cargo xtask with-chroma cargo test …`";
@@ -10,9 +10,9 @@ const MISSING: &str =
 /// Makes an empty database and gives its address.
 pub fn new_database() -> String {
     let server = std::env::var("RAGSTONE_TEST_CHROMA").expect(MISSING);
-    let name = apart::new_name();
+    let name = test_databases::new_name();
     let url = format!("chroma://{server}/default_tenant/{name}");
-    apart::wait_for(async move {
+    test_databases::wait_for(async move {
         let http = reqwest::Client::builder()
             .no_proxy()
             .build()

@@ -1,7 +1,6 @@
 //! Starting the program as a user would, and talking to it over HTTP.
 
 mod answer;
-mod apart;
 #[path = "../../crates/providers/tests/common/chroma.rs"]
 #[allow(dead_code, reason = "shared with tests that use more of it")]
 pub mod chroma;
@@ -14,6 +13,9 @@ pub mod postgres;
 pub mod raw;
 mod server;
 mod setup;
+#[path = "../../crates/providers/tests/common/signal.rs"]
+pub mod signal;
+mod test_databases;
 
 pub use answer::Answer;
 pub use server::Server;

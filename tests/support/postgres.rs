@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::apart;
 use super::port::unused_port;
+use super::{signal, test_databases};
 
 const MISSING: &str =
     "no Postgres to test with: run `cargo xtask test`, or `cargo xtask with-postgres cargo test …`";
@@ -17,10 +17,10 @@ static NUMBER: AtomicU32 = AtomicU32::new(0);
 /// Makes an empty database and gives its address.
 pub fn new_database() -> String {
     let server = std::env::var("RAGSTONE_TEST_POSTGRES").expect(MISSING);
-    let name = apart::new_name();
+    let name = test_databases::new_name();
     let (address, _) = server.rsplit_once('/').expect("a database in the address");
     let url = format!("{address}/{name}");
-    apart::wait_for(async move {
+    test_databases::wait_for(async move {
         let (client, connection) = tokio_postgres::connect(&server, tokio_postgres::NoTls)
             .await
             .expect("the server of the tests answers");
@@ -36,7 +36,7 @@ pub fn new_database() -> String {
 /// Runs statements on a connection of their own.
 pub fn run_sql(url: &str, sql: &str) -> Result<(), String> {
     let (url, sql) = (url.to_owned(), sql.to_owned());
-    apart::wait_for(async move {
+    test_databases::wait_for(async move {
         let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls)
             .await
             .expect("the server of the tests answers");
@@ -85,12 +85,28 @@ impl Engine {
         self.pg0(&["stop", "--name", &self.name]);
     }
 
-    /// To all of its processes, such as `STOP` and `CONT`.
-    pub fn signal(&self, name: &str) {
-        let script = "main=$(ps -eo pid=,args= | awk -v name=\"$1\" '/[p]ostgres/ && / -D / && index($0, name) {print $1}'); \
-                      test -n \"$main\" && kill -\"$0\" $main $(ps -o pid= --ppid $main)";
-        let sent = Command::new("sh").args(["-c", script, name, &self.name]).status();
-        assert!(sent.is_ok_and(|status| status.success()), "the signal is sent");
+    /// Until [`Self::resume`], it accepts connections and answers nothing.
+    pub fn pause(&self) {
+        // The main process first, so that it starts no others.
+        let main = self.main_process();
+        signal::pause(&[main]);
+        signal::pause(&children(main));
+    }
+
+    pub fn resume(&self) {
+        let main = self.main_process();
+        signal::resume(&children(main));
+        signal::resume(&[main]);
+    }
+
+    fn main_process(&self) -> u32 {
+        let output = Command::new("ps").args(["-eo", "pid=,args="]).output();
+        let listed = String::from_utf8_lossy(&output.expect("ps runs").stdout).into_owned();
+        let line = listed
+            .lines()
+            .find(|line| line.contains("postgres") && line.contains(" -D ") && line.contains(&self.name))
+            .expect("the server runs");
+        number(line.split_whitespace().next().unwrap_or_default())
     }
 
     /// As whoever owns the folder: Postgres does not run as root.
@@ -106,6 +122,30 @@ impl Engine {
             .expect("pg0 runs");
         assert!(output.status.success(), "{args:?}: {output:?}");
     }
+}
+
+fn children(process: u32) -> Vec<u32> {
+    let output = Command::new("ps").args(["-eo", "pid=,ppid="]).output();
+    let listed = String::from_utf8_lossy(&output.expect("ps runs").stdout).into_owned();
+    listed
+        .lines()
+        .filter_map(|line| {
+            line.split_once(char::is_whitespace)
+                .map(|_| line.split_whitespace())
+        })
+        .map(|mut words| {
+            (
+                number(words.next().unwrap_or_default()),
+                number(words.next().unwrap_or_default()),
+            )
+        })
+        .filter(|(_, parent)| *parent == process)
+        .map(|(child, _)| child)
+        .collect()
+}
+
+fn number(text: &str) -> u32 {
+    text.parse().unwrap_or_else(|_| panic!("no process id: {text:?}"))
 }
 
 impl Drop for Engine {

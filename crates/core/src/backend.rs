@@ -92,13 +92,13 @@ pub trait Backend: Send + Sync {
     /// The distinct scalars of a field: null, false, true, numbers ascending, then strings ascending.
     async fn metadata_values(&self, name: &CollectionName, field: &str) -> Result<Vec<Value>, BackendError>;
 
-    /// Searches several collections for several queries: for each collection, in order, the response
-    /// to each query, in order.
+    /// Searches several collections for several queries: for each collection, in order, the responses
+    /// to the queries, in order.
     async fn search_many(
         &self,
         names: &[CollectionName],
         queries: &[SearchQuery],
-    ) -> Vec<Vec<Result<SearchResponse, BackendError>>>;
+    ) -> Vec<Result<Vec<SearchResponse>, BackendError>>;
 
     /// [`Backend::search_many`] for one collection and one query.
     async fn search(
@@ -106,14 +106,15 @@ pub trait Backend: Send + Sync {
         name: &CollectionName,
         query: SearchQuery,
     ) -> Result<SearchResponse, BackendError> {
-        let responses = self
+        let answers = self
             .search_many(std::slice::from_ref(name), std::slice::from_ref(&query))
             .await;
-        let response = responses.into_iter().flatten().next();
-        response.unwrap_or_else(|| Ok(SearchResponse::default()))
+        let responses = answers.into_iter().next().unwrap_or_else(|| Ok(Vec::new()))?;
+        Ok(responses.into_iter().next().unwrap_or_default())
     }
 
-    /// Scores texts with the backend's cross-encoder and returns the best `top_k`, best first.
+    /// Scores texts with the backend's cross-encoder and returns the best `top_k`, best first. Fewer come
+    /// back where the time for reranking ran out; the texts at the front of the list are scored first.
     async fn rerank(
         &self,
         query: &str,
@@ -132,9 +133,7 @@ pub trait Backend: Send + Sync {
     ) -> Result<(), BackendError>;
 
     /// Whether imported vectors are exported again to the last bit.
-    async fn vector_precision(&self) -> Result<VectorPrecision, BackendError> {
-        Ok(VectorPrecision::Exact)
-    }
+    async fn vector_precision(&self) -> Result<VectorPrecision, BackendError>;
 }
 
 /// A text's place in the list that was reranked, counted from 0, and its score.

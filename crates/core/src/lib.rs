@@ -5,9 +5,11 @@
 
 pub mod analysis;
 pub mod backend;
+pub mod backoff;
 pub mod bm25;
 pub mod call;
 pub mod chat;
+pub mod circuit_breaker;
 pub mod collection;
 pub mod conversation;
 pub mod document;
@@ -20,6 +22,7 @@ pub mod model;
 pub mod models;
 pub mod records;
 pub mod search;
+pub mod service;
 pub mod siblings;
 pub mod storage;
 pub mod vector;

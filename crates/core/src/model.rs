@@ -131,7 +131,7 @@ pub trait Reranker: Send + Sync {
     ) -> Result<Scored, ModelError>;
 }
 
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum ModelError {
     #[error("the model's queue is full; try again in {} s", .retry_after.as_secs().max(1))]
     Overloaded { retry_after: Duration },

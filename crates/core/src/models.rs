@@ -103,25 +103,34 @@ pub async fn embed_all(
     }
 }
 
-/// No model of an API is too small for a question of so many bytes.
+/// Every model behind an API reads queries of this many bytes.
 const SHORT_QUERY: usize = 1000;
 
-/// Embeds one query text. Where a provider refuses one that cannot be at fault, its configuration is.
-pub async fn embed_query(embedder: &dyn Embedder, text: &str) -> Result<Embedding, BackendError> {
-    let embedded = embedder.embed(vec![text.to_owned().into()], Role::Query).await;
+/// Embeds query texts. A provider that refuses a text too short to be at fault is misconfigured.
+pub async fn embed_queries(
+    embedder: &dyn Embedder,
+    texts: Vec<String>,
+) -> Result<Vec<Embedding>, ModelError> {
+    let count = texts.len();
+    let are_short = texts.iter().all(|text| text.len() <= SHORT_QUERY);
+    let inputs = texts.into_iter().map(EmbedInput::Text).collect();
+    let embedded = embedder.embed(inputs, Role::Query).await;
     let embeddings = embedded.map_err(|mut error| {
         if let ModelError::Remote(failure) = &mut error
             && let RemoteFault::Refused { status } = failure.fault
-            && text.len() <= SHORT_QUERY
+            && are_short
         {
             failure.fault = RemoteFault::Misconfigured { status };
         }
         error
     })?;
-    embeddings
-        .into_iter()
-        .next()
-        .ok_or_else(|| ModelError::Failed("the model gave no vector for the query".into()).into())
+    if embeddings.len() == count {
+        Ok(embeddings)
+    } else {
+        Err(ModelError::Failed(
+            "the model returned no vector for the query".into(),
+        ))
+    }
 }
 
 /// Compares the models that made a collection's vectors with the model of a query or of new documents.

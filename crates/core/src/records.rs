@@ -62,9 +62,11 @@ pub enum Applied {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RecordRange {
     pub group: Option<String>,
-    /// Only keys greater than this one, to go on where the last page ended.
+    /// Only keys after this one in the order of the list, to continue after the last page.
     pub after: Option<String>,
     pub limit: usize,
+    /// The greatest keys first.
+    pub descending: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

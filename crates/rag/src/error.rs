@@ -1,5 +1,6 @@
 //! Why an operation was not done.
 
+use ragstone_core::backend::BackendError;
 use ragstone_core::collection::CollectionName;
 use ragstone_core::error::InvalidInput;
 use ragstone_core::model::ModelError;
@@ -9,7 +10,7 @@ use ragstone_core::storage::StorageError;
 pub enum ServiceError {
     #[error(transparent)]
     Invalid(#[from] InvalidInput),
-    #[error("collection '{collection}' has no embedding_model in metadata. Available models: {available}")]
+    #[error("Collection '{collection}' has no embedding_model in metadata. Available models: {available}")]
     NoModel {
         collection: CollectionName,
         available: String,
@@ -23,15 +24,35 @@ pub enum ServiceError {
          or 'in-process', in the configuration file"
     )]
     EmbeddingDisabled,
-    /// Several collections were to be searched, and each of them failed.
-    #[error("none of {} collections could be searched", .0.len())]
-    NoneSearched(Vec<(String, ServiceError)>),
-    #[error("too many ingestion jobs are not finished ({open}): try again later")]
-    TooManyJobs { open: u64 },
+    #[error("too many ingestion jobs are unfinished ({open} jobs, {bytes} bytes): retry later")]
+    TooManyJobs { open: u64, bytes: u64 },
     #[error("{what}")]
     File { what: String, source: std::io::Error },
     #[error(transparent)]
     Model(#[from] ModelError),
     #[error(transparent)]
     Storage(#[from] StorageError),
+}
+
+impl From<BackendError> for ServiceError {
+    fn from(error: BackendError) -> Self {
+        match error {
+            BackendError::CollectionNotFound(name) => StorageError::CollectionNotFound(name).into(),
+            BackendError::CollectionExists(name) => StorageError::CollectionExists(name).into(),
+            BackendError::Invalid(invalid) => invalid.into(),
+            BackendError::Unsupported(message) => StorageError::Unsupported(message).into(),
+            BackendError::NoModel {
+                collection,
+                available,
+            } => Self::NoModel {
+                collection,
+                available,
+            },
+            BackendError::ModelNotLoaded { model, available } => Self::ModelNotLoaded { model, available },
+            BackendError::NoReranker => Self::NoReranker,
+            BackendError::Model(error) => error.into(),
+            BackendError::Storage(error) => error.into(),
+            BackendError::Call(error) => StorageError::Call(error).into(),
+        }
+    }
 }

@@ -1,13 +1,13 @@
-//! Ingestion that goes on after the request that started it, and after a restart.
+//! Ingestion in the background: a job survives the request that submitted it, and a restart.
 //!
-//! A job is a record with the documents it was given beside it in others, written in one transaction
-//! before it is acknowledged. A worker claims it with a lease, renews the lease while it works, and notes
-//! after every group of documents how far it is. When the worker dies, the lease runs out and
-//! another goes on after the last group noted; what was stored of the group it died in is found to be there.
-//! Jobs of one collection are done one after the other, in the order they came: otherwise what an
-//! earlier one brings could replace what a later one brought.
-//! A worker that finds its job changed by someone else (cancelled, or taken over because it was
-//! thought dead) stops without another word.
+//! A job is a record, with its documents in others; all are written in one transaction before the job
+//! is acknowledged. A worker claims the job with a lease, renews the lease while it works, and stores
+//! its progress after every group of documents. When the worker dies, the lease runs out and another
+//! one continues after the last group; documents of that group that were stored already are recognised.
+//! Jobs of one collection run one after the other, in the order of submission: otherwise an earlier job
+//! could replace documents of a later one.
+//! A worker that finds its job changed (cancelled, or taken over because the worker seemed dead) stops.
+//! A job whose documents kill the process is given up after a few crashes.
 
 mod stored;
 #[cfg(test)]
@@ -19,22 +19,25 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ragstone_core::collection::CollectionName;
 use ragstone_core::error::InvalidInput;
-use ragstone_core::records::{Applied, Expect, Millis, Record, RecordRange};
+use ragstone_core::records::{Expect, Record, RecordRange};
 use ragstone_core::storage::StorageError;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::error::ServiceError;
 use crate::ingest::{Content, Earlier, IngestTarget, Ingestion, Kind, Progress, Report};
+use crate::lease::{self, now};
 
 use stored::{ItemRecord, Items, JobRecord, KIND, Stored};
 pub use stored::{Job, JobState};
 pub use worker::Worker;
 
 const MAX_SOURCE_BYTES: usize = 1024;
-/// How many jobs one page of the list has at most.
+/// The most jobs on one page of the list.
 pub const MAX_LISTED: usize = 1000;
+/// The most bytes of documents in unfinished jobs, which the store keeps until then.
+const MAX_OPEN_BYTES: u64 = 8 << 30;
 
-/// What one request brings.
+/// The documents of one request.
 #[derive(Debug, Clone)]
 pub struct NewJob {
     pub collection: CollectionName,
@@ -45,54 +48,85 @@ pub struct NewJob {
 #[derive(Debug, Clone)]
 pub struct NewItem {
     pub source: String,
-    /// Absent for what cannot be read, which the job reports.
+    /// Absent for files that cannot be read, which the job reports.
     pub kind: Option<Kind>,
     pub bytes: Vec<u8>,
-    /// There for some rows of a larger file, whose others come by other requests.
+    /// Set for some rows of a larger file, whose other rows come with other requests.
     pub partial: Option<Earlier>,
 }
 
 #[derive(Clone)]
 pub struct Jobs {
     ingestion: Ingestion,
-    /// How many may be unfinished: what they were given is kept until then.
-    most_open: u64,
+    /// Unfinished jobs at once.
+    max_open: u64,
+    max_open_bytes: u64,
     shared: Arc<Shared>,
+}
+
+/// One page of the list, newest first.
+#[derive(Debug)]
+pub struct JobPage {
+    pub jobs: Vec<Job>,
+    /// The `before` of the next page, if there are more.
+    pub next: Option<String>,
 }
 
 #[derive(Default)]
 struct Shared {
-    /// There may be something to do.
+    /// A job may be due.
     wake: Notify,
     running: Mutex<HashMap<String, Running>>,
+    isolation: Isolation,
+}
+
+/// Documents that were in flight when a process died run alone: if they kill this process too, no
+/// other job is to blame.
+#[derive(Default)]
+struct Isolation(RwLock<()>);
+
+enum Turn<'a> {
+    Shared(#[allow(dead_code, reason = "held until it is dropped")] RwLockReadGuard<'a, ()>),
+    Alone(#[allow(dead_code, reason = "held until it is dropped")] RwLockWriteGuard<'a, ()>),
+}
+
+impl Isolation {
+    async fn enter(&self, alone: bool) -> Turn<'_> {
+        if alone {
+            Turn::Alone(self.0.write().await)
+        } else {
+            Turn::Shared(self.0.read().await)
+        }
+    }
 }
 
 /// A job that this process works on.
 #[derive(Clone)]
 struct Running {
-    /// What was done before the group that is being worked on.
+    /// The report before the present group.
     before: Report,
     progress: Arc<Progress>,
     cancel: Arc<Notify>,
 }
 
 impl Jobs {
-    pub fn new(ingestion: Ingestion, most_open: u64) -> Self {
+    pub fn new(ingestion: Ingestion, max_open: u64) -> Self {
         Self {
             ingestion,
-            most_open,
+            max_open,
+            max_open_bytes: MAX_OPEN_BYTES,
             shared: Arc::default(),
         }
     }
 
-    /// What has to be done when a collection was deleted. Should it fail, what is left does no harm.
+    /// Deletes the ingestion state of a deleted collection. State that a failure leaves does no harm.
     pub async fn collection_deleted(&self, collection: &CollectionName) {
         if let Err(error) = self.ingestion.forget_collection(collection).await {
-            tracing::warn!(%collection, %error, "notes on what was ingested into a deleted collection stay");
+            tracing::warn!(%collection, %error, "the ingestion state of a deleted collection could not be deleted");
         }
     }
 
-    /// Stores a job; it is durable when this returns, and will be done.
+    /// Stores a job. It is durable when this returns.
     pub async fn submit(&self, new: NewJob) -> Result<Job, ServiceError> {
         check_items(&new.items)?;
         let target = IngestTarget {
@@ -100,17 +134,12 @@ impl Jobs {
             chunk_tokens: new.chunk_tokens,
         };
         self.ingestion.check(&target).await?;
-        // Requests at the same time may pass together: the limit is for the disk, to which a few more
-        // are no harm.
-        let open = self.ingestion.records.counts(stored::ITEMS_KIND).await?.total;
-        if open >= self.most_open {
-            return Err(ServiceError::TooManyJobs { open });
-        }
+        self.check_room(&new).await?;
         let now = now();
         // Version 7 ids grow with time, so the list of keys is the order of submission.
         let id = uuid::Uuid::now_v7().to_string();
         let record = JobRecord::new(&new, now);
-        let mut changes = vec![Items::new(&id, &new.items).put()];
+        let mut changes = Vec::from(Items::new(&id, &new.items).put());
         for (index, item) in new.items.into_iter().enumerate() {
             changes.extend(stored::put_parts(&id, index, &item.bytes));
         }
@@ -120,7 +149,7 @@ impl Jobs {
         Ok(record.view(&id))
     }
 
-    /// A job as it stands, up to date where this process works on it.
+    /// The present state of a job, with the latest progress if this process works on it.
     pub async fn get(&self, id: &str) -> Result<Option<Job>, StorageError> {
         let Some(stored) = self.load(id).await? else {
             return Ok(None);
@@ -128,41 +157,70 @@ impl Jobs {
         Ok(Some(self.with_progress(stored.record.view(id))))
     }
 
+    /// Concurrent requests may pass together: the limits protect the disk, and a few more do no harm.
+    async fn check_room(&self, new: &NewJob) -> Result<(), ServiceError> {
+        let records = &self.ingestion.records;
+        let open = records.counts(stored::ITEMS_KIND).await?.total;
+        let all = RecordRange {
+            limit: usize::try_from(open).unwrap_or(usize::MAX),
+            ..RecordRange::default()
+        };
+        let sizes = records.list(stored::SIZE_KIND, all).await?;
+        let bytes: u64 = sizes.iter().map(stored::size).sum();
+        let wanted: u64 = new.items.iter().map(|item| item.bytes.len() as u64).sum();
+        // A job that exceeds the limit by itself is accepted when nothing else waits.
+        let is_full = bytes > 0 && bytes.saturating_add(wanted) > self.max_open_bytes;
+        if open >= self.max_open || is_full {
+            return Err(ServiceError::TooManyJobs { open, bytes });
+        }
+        Ok(())
+    }
+
     /// The newest jobs, newest first.
     pub async fn list(&self, collection: Option<&CollectionName>) -> Result<Vec<Job>, StorageError> {
+        Ok(self.page(collection, None, MAX_LISTED).await?.jobs)
+    }
+
+    /// Jobs older than `before`, newest first, at most [`MAX_LISTED`].
+    pub async fn page(
+        &self,
+        collection: Option<&CollectionName>,
+        before: Option<&str>,
+        limit: usize,
+    ) -> Result<JobPage, StorageError> {
+        let limit = limit.clamp(1, MAX_LISTED);
         let groups = match collection {
             None => vec![None],
             Some(name) => [false, true]
                 .map(|finished| Some(stored::group(name.as_str(), finished)))
                 .into(),
         };
-        let mut jobs = Vec::new();
+        let mut found = Vec::new();
         for group in groups {
-            let mut range = RecordRange {
+            let range = RecordRange {
                 group,
-                after: None,
-                limit: MAX_LISTED,
+                after: before.map(str::to_owned),
+                // One more shows whether this is the last page.
+                limit: limit + 1,
+                descending: true,
             };
-            loop {
-                let page = self.ingestion.records.list(KIND, range.clone()).await?;
-                range.after = page.last().map(|record| record.key.clone());
-                let ended = page.len() < MAX_LISTED;
-                jobs.extend(
-                    page.iter()
-                        .filter_map(Stored::read)
-                        .map(|stored| self.with_progress(stored.record.view(&stored.id))),
-                );
-                if ended {
-                    break;
-                }
-            }
+            found.extend(self.ingestion.records.list(KIND, range).await?);
         }
-        jobs.sort_by(|one, other| other.id.cmp(&one.id));
-        jobs.truncate(MAX_LISTED);
-        Ok(jobs)
+        found.sort_by(|one, other| other.key.cmp(&one.key));
+        // A job that was finished between the two reads is in both.
+        found.dedup_by(|one, other| one.key == other.key);
+        let is_last = found.len() <= limit;
+        found.truncate(limit);
+        let next = found.last().filter(|_| !is_last).map(|last| last.key.clone());
+        let jobs = found
+            .iter()
+            .filter_map(Stored::read)
+            .map(|stored| self.with_progress(stored.record.view(&stored.id)))
+            .collect();
+        Ok(JobPage { jobs, next })
     }
 
-    /// Stops a job that is not finished. What it has stored stays.
+    /// Cancels an unfinished job. Documents that it has stored stay.
     pub async fn cancel(&self, id: &str) -> Result<Option<Job>, StorageError> {
         loop {
             let Some(mut stored) = self.load(id).await? else {
@@ -182,7 +240,7 @@ impl Jobs {
         }
     }
 
-    /// Gives the worker that serves this queue; one per process is enough.
+    /// The worker that serves this queue. One per process is enough.
     pub fn worker(&self) -> Worker {
         Worker::new(self.clone())
     }
@@ -192,8 +250,8 @@ impl Jobs {
         Ok(found.first().and_then(Stored::read))
     }
 
-    /// Writes the last state of a job and drops the documents it was given. False when somebody
-    /// else changed it first.
+    /// Stores the final state of a job and deletes its documents. `false` if somebody else changed the
+    /// job first.
     async fn end(
         &self,
         stored: &mut Stored,
@@ -204,16 +262,10 @@ impl Jobs {
         stored.record.state = state;
         stored.record.error = error;
         stored.record.finished = Some(now);
-        let change = stored.record.put(
-            &stored.id,
-            Some(now.saturating_add(stored::KEPT_FOR)),
-            Expect::Version(stored.version),
-        );
-        let applied = self.ingestion.records.apply(vec![change]).await?;
-        let [Applied::Done { version }] = applied[..] else {
+        let run_at = now.saturating_add(stored::RETENTION);
+        if !lease::write(&*self.ingestion.records, stored, Some(run_at)).await? {
             return Ok(false);
-        };
-        stored.version = version;
+        }
         self.drop_items(stored).await?;
         self.wake_next(&stored.record.collection).await?;
         Ok(true)
@@ -228,21 +280,21 @@ impl Jobs {
         self.ingestion.records.apply(gone).await.map(|_| ())
     }
 
-    /// The job that comes first of those of a collection that are not finished.
+    /// The first unfinished job of a collection.
     async fn first_open(&self, collection: &str) -> Result<Option<Record>, StorageError> {
         let range = RecordRange {
             group: Some(stored::group(collection, false)),
-            after: None,
             limit: 1,
+            ..RecordRange::default()
         };
         Ok(self.ingestion.records.list(KIND, range).await?.into_iter().next())
     }
 
-    /// Makes the next job of a collection due. Should this be missed, it comes when its wait is over.
+    /// Makes the next job of a collection due. If this is missed, the job runs when its delay is over.
     async fn wake_next(&self, collection: &str) -> Result<(), StorageError> {
         let now = now();
         if let Some(record) = self.first_open(collection).await?
-            && record.due.is_none_or(|due| due > now)
+            && record.due.is_none_or(|run_at| run_at > now)
             && let Some(next) = Stored::read(&record)
             && next.record.state == JobState::Queued
         {
@@ -273,7 +325,7 @@ impl Jobs {
     }
 }
 
-/// What a document may be called, or what is wrong with it.
+/// Checks the name of a document.
 pub fn check_source(source: &str) -> Result<(), &'static str> {
     if source.trim().is_empty() {
         return Err("a name is required");
@@ -310,8 +362,4 @@ impl ItemRecord {
             Content::Memory(bytes)
         }
     }
-}
-
-pub(crate) fn now() -> Millis {
-    jiff::Timestamp::now().as_millisecond()
 }

@@ -1,8 +1,7 @@
-//! The ledger: which content was embedded by which model, and the vector it got.
+//! The embedding ledger: vectors by content and model, so that no content is embedded twice.
 //!
-//! An entry is found by what decides a vector: the content's hash, the model and its version; and by
-//! whom it belongs to. Entries are written once. Of two that write the same entry at the same
-//! time, one is told that it came second.
+//! The key of an entry is the content's hash, the model, the model's version and the entry's owner.
+//! Entries are written once. Of two concurrent writers of an entry, one learns that it came second.
 
 mod contract;
 mod remote;
@@ -13,7 +12,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ragstone_core::model::ModelIdentity;
-use ragstone_core::records::{Applied, Expect, RecordChange, Records};
+use ragstone_core::records::{Applied, Expect, RecordChange, RecordRange, Records};
 use ragstone_core::storage::StorageError;
 use sha2::{Digest, Sha256};
 use tokio::sync::Notify;
@@ -24,20 +23,33 @@ pub use remote::{ContractEmbedder, ContractSettings, probe};
 use crate::ingest::chunk::hex;
 
 const KIND: &str = "embedding";
+/// Entries deleted in one transaction.
+const PRUNE_BATCH: usize = 1000;
 
-/// Whom an entry belongs to.
+/// The owner of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope<'a> {
     /// A knowledge base of the embedding contract.
     KnowledgeBase(&'a str),
-    /// What an external service embedded for us, by the knowledge base it has us under. Kept apart
-    /// from what clients bring, whose hashes are their own word for what the content is.
+    /// Content that an external service embedded for us, by our knowledge base there. Separate from
+    /// the knowledge bases of clients, who choose the hashes of their content themselves.
     Service(&'a str),
-    /// What was ingested, whatever the collection.
+    /// Ingested content of any collection.
     Ingestion,
 }
 
-/// What an entry is found by.
+impl Scope<'_> {
+    /// The group of its records. Ingestion has none: it deletes its entries by their keys.
+    fn group(self) -> String {
+        match self {
+            Self::KnowledgeBase(id) => format!("kb:{id}"),
+            Self::Service(id) => format!("service:{id}"),
+            Self::Ingestion => String::new(),
+        }
+    }
+}
+
+/// The key of an entry.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LedgerKey(String);
 
@@ -57,7 +69,7 @@ impl LedgerKey {
         Self(hex(&hash.finalize()))
     }
 
-    /// A name for the embedding that is the same wherever and whenever it is made.
+    /// The id of the embedding, which is always the same for the same key.
     pub fn embedding_id(&self) -> String {
         format!("emb_{}", &self.0[..32])
     }
@@ -69,14 +81,14 @@ pub struct Entry {
     pub vector: Vec<f32>,
 }
 
-/// Clones share what is being embedded: content that one of them has taken is left to it by the others.
+/// Clones share the content in flight: no two of them embed the same content at the same time.
 #[derive(Clone)]
 pub struct Ledger {
     records: Arc<dyn Records>,
     in_flight: Arc<InFlight>,
 }
 
-/// Content that somebody is having embedded.
+/// Content that is being embedded.
 #[derive(Default)]
 struct InFlight {
     keys: Mutex<HashSet<LedgerKey>>,
@@ -94,7 +106,7 @@ impl InFlight {
     }
 }
 
-/// The right to have some content embedded, until it is dropped.
+/// The exclusive right to embed some content, until it is dropped.
 pub(crate) struct Turn {
     in_flight: Arc<InFlight>,
     keys: Vec<LedgerKey>,
@@ -105,7 +117,7 @@ impl Turn {
         self.keys.contains(key)
     }
 
-    /// Leaves the others to whoever wants them.
+    /// Gives up the right to all other content.
     pub(crate) fn keep(&mut self, wanted: impl Fn(&LedgerKey) -> bool) {
         let (kept, released): (Vec<_>, Vec<_>) = std::mem::take(&mut self.keys).into_iter().partition(wanted);
         self.keys = kept;
@@ -127,14 +139,13 @@ impl Ledger {
         }
     }
 
-    /// Waits until nobody has any of this content embedded, then keeps others from doing so. What
-    /// they had embedded meanwhile is found in the ledger, so it is to be looked for again. All or
-    /// none are taken, so that no two wait for each other.
+    /// Waits until none of this content is in flight, then takes the right to embed it. Others may have
+    /// embedded it meanwhile, so look it up again. All keys are taken together, which avoids deadlocks.
     pub(crate) async fn turn(&self, keys: Vec<LedgerKey>) -> Turn {
         loop {
             let released = self.in_flight.released.notified();
             tokio::pin!(released);
-            // From here on, whatever is released is heard of.
+            // From here on no release is missed.
             released.as_mut().enable();
             {
                 let held = self.in_flight.keys.lock();
@@ -151,7 +162,7 @@ impl Ledger {
         }
     }
 
-    /// Takes those of the keys whose content nobody has embedded, without waiting for the others.
+    /// Takes the right to embed the content that is not in flight, without waiting for the rest.
     pub(crate) fn claim(&self, keys: &[LedgerKey]) -> Turn {
         let mut held = self.in_flight.keys.lock().unwrap_or_else(PoisonError::into_inner);
         let free = keys.iter().filter(|key| held.insert((*key).clone()));
@@ -163,7 +174,7 @@ impl Ledger {
         }
     }
 
-    /// Those of the keys that have an entry.
+    /// The entries of those keys that have one.
     pub async fn find(&self, keys: &[LedgerKey]) -> Result<HashMap<LedgerKey, Entry>, StorageError> {
         if keys.is_empty() {
             return Ok(HashMap::new());
@@ -176,18 +187,28 @@ impl Ledger {
             .collect())
     }
 
-    /// Writes entries that are not there yet; durable when it returns. For each, in order: whether
-    /// it was written, and not there already.
+    /// Writes new entries of ingestion; see [`Self::record_in`].
     pub async fn record(&self, entries: Vec<(LedgerKey, Entry)>) -> Result<Vec<bool>, StorageError> {
+        self.record_in(Scope::Ingestion, entries).await
+    }
+
+    /// Writes new entries, which are durable when this returns. Returns for each whether it was
+    /// written; an entry that exists stays as it is.
+    pub async fn record_in(
+        &self,
+        scope: Scope<'_>,
+        entries: Vec<(LedgerKey, Entry)>,
+    ) -> Result<Vec<bool>, StorageError> {
         if entries.is_empty() {
             return Ok(Vec::new());
         }
+        let group = scope.group();
         let changes = entries
             .into_iter()
             .map(|(key, entry)| RecordChange::Put {
                 kind: KIND.to_owned(),
                 key: key.0,
-                group: String::new(),
+                group: group.clone(),
                 value: encode(&entry),
                 due: None,
                 expect: Expect::Absent,
@@ -200,7 +221,27 @@ impl Ledger {
             .collect())
     }
 
-    /// Removes entries, where they are there.
+    /// Deletes all entries of a knowledge base and returns how many there were. Entries of versions
+    /// before this one belong to no group and stay.
+    pub async fn forget_knowledge_base(&self, id: &str) -> Result<u64, StorageError> {
+        let mut deleted = 0;
+        loop {
+            let range = RecordRange {
+                group: Some(Scope::KnowledgeBase(id).group()),
+                limit: PRUNE_BATCH,
+                ..RecordRange::default()
+            };
+            let page = self.records.list(KIND, range).await?;
+            if page.is_empty() {
+                return Ok(deleted);
+            }
+            deleted += page.len() as u64;
+            let keys = page.into_iter().map(|record| LedgerKey(record.key)).collect();
+            self.forget(keys).await?;
+        }
+    }
+
+    /// Deletes those of the entries that exist.
     pub async fn forget(&self, keys: Vec<LedgerKey>) -> Result<(), StorageError> {
         if keys.is_empty() {
             return Ok(());
@@ -229,7 +270,7 @@ fn encode(entry: &Entry) -> Vec<u8> {
     bytes
 }
 
-/// `None` for bytes that are no entry: such content is embedded again.
+/// `None` for damaged bytes: such content is embedded anew.
 fn decode(bytes: &[u8]) -> Option<Entry> {
     let (length, rest) = bytes.split_first_chunk::<2>()?;
     let (id, numbers) = rest.split_at_checked(usize::from(u16::from_le_bytes(*length)))?;

@@ -4,33 +4,16 @@
 //! with domain types and a [`ServiceError`]. They know neither HTTP nor SQL.
 
 pub mod chat;
-pub mod collect;
-pub mod conversations;
-pub mod documents;
 pub mod error;
-pub mod evaluate;
-pub mod gateway;
 pub mod ingest;
 pub mod jobs;
+mod lease;
 pub mod ledger;
 pub mod memory;
-pub mod models;
-pub mod moving;
-pub mod search;
-
-#[cfg(test)]
-mod test_parts;
-
-use std::sync::Arc;
-
-use ragstone_core::storage::Storage;
 
 pub use error::ServiceError;
-pub use models::Models;
+pub use ragstone_core::models::{self, Models};
+pub use ragstone_core::service::Service;
 
-/// The parts that every operation works with.
-#[derive(Clone)]
-pub struct Service {
-    pub store: Arc<dyn Storage>,
-    pub models: Arc<Models>,
-}
+#[cfg(test)]
+use ragstone_search::testing as test_parts;

@@ -1,4 +1,4 @@
-//! What agents use, made from the settings: memory, retrieval and chat.
+//! The services for agents, built from the settings: memory, retrieval and chat.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,27 +9,24 @@ use ragstone_core::records::Records;
 use ragstone_core::storage::Storage;
 use ragstone_providers::config::{EmbeddingConfig, RagConfig};
 use ragstone_providers::{chat, embedding};
+use ragstone_rag::Models;
 use ragstone_rag::chat::{ContextAwareModelAdapter, ContextOptions};
-use ragstone_rag::memory::{
-    Buffer, BufferOptions, CacheLimits, Memory, Ownership, Rag, RagDefaults, check_collections,
-};
-use ragstone_rag::{Models, Service};
+use ragstone_rag::memory::{Buffer, BufferOptions, Memory, Ownership, Rag, RagDefaults, check_collections};
+use ragstone_search::StorageBackend;
+use ragstone_search::gateway::NamedBackend;
 
 use crate::config::{self, ConfigError, Settings};
 
-/// What a process that dies has begun, another one takes over well within half a minute.
-const SHARED_LEASE: Duration = Duration::from_secs(20);
-
-/// `embedding.provider` for a model of this process; `embedding.model` says which.
+/// `embedding.provider` for a model of this process, which `embedding.model` names.
 pub(crate) const IN_PROCESS: &str = "in-process";
 
-/// Each part where it is configured; saving and reading memory always works.
+/// The parts that are configured. Saving and reading memory always works.
 #[derive(Clone)]
 pub struct Agent {
     pub memory: Memory,
     pub rag: Option<Arc<Rag>>,
     pub chat: Option<Arc<dyn ChatModel>>,
-    /// What puts context into chats, where that is on.
+    /// Adds context to chats, if that is enabled.
     pub context: Option<Arc<ContextAwareModelAdapter>>,
     buffer: Option<Buffer>,
 }
@@ -37,13 +34,13 @@ pub struct Agent {
 impl Agent {
     pub async fn start(
         settings: &Settings,
-        service: &Service,
+        local: &StorageBackend,
         records: Arc<dyn Records>,
         store: Arc<dyn Storage>,
     ) -> anyhow::Result<Self> {
         check_rag(&settings.embedding.rag)?;
         let chat = chat_model(settings)?;
-        let Some((embedder, options)) = memory_embedder(settings, &service.models)? else {
+        let Some((embedder, options)) = memory_embedder(settings, &local.service().models)? else {
             tracing::info!("agent memory is not embedded: no embedding provider is configured");
             let memory = Memory::without_embedding(records, store).await?;
             return Ok(Self {
@@ -56,18 +53,12 @@ impl Agent {
         };
         let identity = &embedder.info().identity;
         tracing::info!(model = %identity.version, dimensions = identity.dimensions, "agent memory is embedded");
-        let options = if settings.store.is_shared() {
-            BufferOptions {
-                ownership: Ownership::Shared,
-                lease: SHARED_LEASE,
-                ..options
-            }
+        let ownership = if settings.store.is_shared() {
+            Ownership::Shared
         } else {
-            BufferOptions {
-                ownership: Ownership::Exclusive,
-                ..options
-            }
+            Ownership::Exclusive
         };
+        let options = BufferOptions { ownership, ..options };
         let buffer = Buffer::start(
             Arc::clone(&records),
             Arc::clone(&store),
@@ -84,13 +75,13 @@ impl Agent {
         let rag = Rag::new(
             memory.clone(),
             embedder,
-            service.clone(),
+            NamedBackend::local(local.clone()),
+            local.vectors().clone(),
             defaults,
-            CacheLimits::default(),
         );
         let rag = Arc::new(rag);
         if chat.is_some() && !config.enabled {
-            tracing::info!("agent memory is put into no chat: embedding.rag.enabled is false");
+            tracing::info!("chats get no context from agent memory: embedding.rag.enabled is false");
         }
         let context = chat.as_ref().filter(|_| config.enabled).map(|chat| {
             let options = ContextOptions {
@@ -112,7 +103,7 @@ impl Agent {
         })
     }
 
-    /// Embeds what is left, as far as the deadline allows.
+    /// Embeds remaining entries until the deadline.
     pub async fn stop(&self, deadline: Duration) {
         if let Some(buffer) = &self.buffer {
             buffer.stop(deadline).await;
@@ -150,7 +141,7 @@ fn chat_model(settings: &Settings) -> Result<Option<Arc<dyn ChatModel>>, ConfigE
         .map_err(|error| ConfigError(format!("chat: {error}")))
 }
 
-/// What embeds agent memory, and how its buffer should treat it.
+/// The embedder of agent memory, and the options of its buffer.
 type MemoryEmbedder = (Arc<dyn Embedder>, BufferOptions);
 
 fn memory_embedder(settings: &Settings, models: &Models) -> Result<Option<MemoryEmbedder>, ConfigError> {
@@ -164,7 +155,7 @@ fn memory_embedder(settings: &Settings, models: &Models) -> Result<Option<Memory
     Ok(embedder.map(|embedder| (embedder, BufferOptions::default())))
 }
 
-/// A `providerID` wins over everything else.
+/// A `providerID` takes precedence.
 pub(crate) fn is_in_process(config: &EmbeddingConfig) -> bool {
     config.provider_id.is_empty() && config.provider == IN_PROCESS
 }
@@ -188,18 +179,5 @@ fn in_process_embedder(config: &EmbeddingConfig, models: &Models) -> Result<Arc<
             embedder.info().identity.id
         ))),
         _ => Ok(Arc::clone(embedder)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_queue_of_a_dead_process_is_taken_over_within_thirty_seconds() {
-        for options in [BufferOptions::default(), BufferOptions::in_process()] {
-            // The entry may have been claimed just before it died, and the others just have looked.
-            assert!(SHARED_LEASE + options.poll <= Duration::from_secs(30));
-        }
     }
 }

@@ -1,61 +1,40 @@
-//! Settings: from flags, environment and file, in that order of precedence.
+//! Settings: from flags, environment variables, the configuration file and defaults, in this order of
+//! precedence.
 //!
-//! [`Layers`] is what was typed; [`Settings`] is what it means, checked. Nothing else reads the
-//! environment or the configuration file.
+//! clap resolves flags and variables ([`args`]); [`build`] adds the file and the defaults, and checks the
+//! result.
 
+mod args;
 mod file;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::ValueEnum;
 use ragstone_providers::config::{ChatConfig, EmbeddingConfig, Providers, ServiceConfig};
 use ragstone_store::PostgresUrl;
 use secrecy::{ExposeSecret, SecretString};
 
+pub(crate) use args::SUPERSEDED_VARIABLES;
+pub use args::{
+    ComputeArgs, CrossEncoderArgs, DEFAULT_DATA_DIR, DEFAULT_HOST, DEFAULT_PORT, ListenArgs, LocalArgs,
+    ServerArgs, StoreArgs,
+};
 pub use file::FileConfig;
 use file::{ConversationsSection, ServerSection};
 
 use crate::http::state::Limits;
-use crate::telemetry::LogFormat;
 
-pub const DEFAULT_PORT: u16 = 5006;
-/// Names the configuration file where no flag does.
-pub const CONFIG_VARIABLE: &str = "RAGSTONE_CONFIG";
-const PORTS: &str = "a whole number from 0 to 65535";
-const DEFAULT_DATA_DIR: &str = "ragstone-data";
-/// Ten years, which is for ever, and far from where times overflow.
+/// Ten years: practically for ever, and far from where times overflow.
 const MAX_TTL_SECONDS: u64 = 10 * 366 * 24 * 60 * 60;
 
-/// Wrong configuration, in one sentence that says what to change. Ends the program with exit code 78.
+/// Invalid configuration, in one sentence that names the setting and the fix. Ends the program with exit
+/// code 78.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ConfigError(pub String);
-
-/// Flags of `serve`, as far as they are settings. The password of the store may be among them.
-#[derive(Clone, Default)]
-pub struct Flags {
-    pub host: Option<String>,
-    pub port: Option<u16>,
-    pub data_dir: Option<PathBuf>,
-    pub store: Option<String>,
-    pub embeddings_config: Option<PathBuf>,
-    pub no_embeddings: bool,
-    pub cross_encoder: Option<String>,
-    pub cross_encoder_path: Option<PathBuf>,
-    pub allow_no_key: bool,
-    pub threads: Option<NonZeroUsize>,
-}
-
-/// Everything that was said, before it is weighed.
-pub struct Layers<'a> {
-    pub flags: Flags,
-    pub env: &'a dyn Fn(&str) -> Option<String>,
-    pub file: FileConfig,
-}
 
 #[derive(Debug)]
 pub struct Settings {
@@ -128,121 +107,107 @@ pub enum CrossEncoderChoice {
     Hub(String),
 }
 
-/// Reads the configuration file, if one is named by the flag or by `RAGSTONE_CONFIG`.
-pub fn read_file(
-    flag: Option<&Path>,
-    env: &dyn Fn(&str) -> Option<String>,
-) -> Result<FileConfig, ConfigError> {
-    let path = flag
-        .map(Path::to_owned)
-        .or_else(|| env(CONFIG_VARIABLE).map(PathBuf::from));
-    path.map_or_else(|| Ok(FileConfig::default()), |path| FileConfig::read(&path))
-}
-
 /// Environment variables that are set to nothing count as not set.
 pub fn process_env(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.trim().is_empty())
 }
 
-pub fn build(layers: Layers<'_>) -> Result<Settings, ConfigError> {
-    let Layers { flags, env, file } = layers;
+pub fn build(
+    args: &ServerArgs,
+    file: FileConfig,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Settings, ConfigError> {
+    let ServerArgs {
+        listen,
+        local,
+        no_embeddings,
+        cross_encoder,
+    } = args;
     let server = file.server.unwrap_or_default();
-    let host = flags
-        .host
-        .or_else(|| env("RAGSTONE_HOST"))
-        .or_else(|| server.host.clone());
-    let host = parse_host(host.as_deref().unwrap_or("127.0.0.1"))?;
-    let port = match (flags.port, env("RAGSTONE_PORT")) {
-        (Some(port), _) => port,
-        (None, Some(text)) => parse_env("RAGSTONE_PORT", &text, PORTS)?,
-        (None, None) => server.port.unwrap_or(DEFAULT_PORT),
-    };
-    let store = flags.store.or_else(|| env("RAGSTONE_STORE")).map_or_else(
-        || {
-            let from_file = server.store.as_deref();
-            from_file.map(|url| file::interpolate(url, env)).transpose()
-        },
-        |url| Ok(Some(url)),
+    let host = parse_host(
+        listen
+            .host
+            .as_deref()
+            .or(server.host.as_deref())
+            .unwrap_or(DEFAULT_HOST),
     )?;
-    let data_dir = flags
+    let data_dir = local
+        .store
         .data_dir
-        .or_else(|| env("RAGSTONE_DATA_DIR").map(PathBuf::from))
+        .clone()
         .or_else(|| server.data_dir.clone())
         .unwrap_or_else(|| DEFAULT_DATA_DIR.into());
-    let threads = match (flags.threads, env("RAGSTONE_THREADS")) {
-        (Some(threads), _) => Some(threads),
-        (None, Some(text)) => Some(parse_env("RAGSTONE_THREADS", &text, "a whole number, 1 or more")?),
-        (None, None) => server.threads,
+    let store = match (&local.store.store, &server.store) {
+        (Some(url), _) => Some(url.clone()),
+        (None, Some(url)) => Some(file::interpolate(url, env)?),
+        (None, None) => None,
     };
     let api_keys = api_keys(env, &server)?;
     if !host.is_loopback()
         && api_keys.is_empty()
-        && !(flags.allow_no_key || server.allow_no_key.unwrap_or(false))
+        && !(listen.allow_no_key || server.allow_no_key.unwrap_or(false))
     {
         return Err(ConfigError(format!(
-            "{host} can be reached from other machines, so an API key is needed: set RAGSTONE_API_KEYS, \
-             or say --allow-no-key if no key is meant"
+            "Other machines can reach the address {host}, so an API key is required: set RAGSTONE_API_KEYS, \
+             or pass --allow-no-key to run without one"
         )));
     }
-    let embeddings = match flags.embeddings_config {
-        _ if flags.no_embeddings => EmbeddingsChoice::None,
-        Some(path) => EmbeddingsChoice::File(path),
-        None => env("EMBEDDINGS_CONFIG")
-            .map(PathBuf::from)
-            .or_else(|| server.embeddings_config.clone())
-            .map_or(EmbeddingsChoice::Unset, EmbeddingsChoice::File),
+    let embeddings = match local
+        .embeddings_config
+        .as_ref()
+        .or(server.embeddings_config.as_ref())
+    {
+        _ if *no_embeddings => EmbeddingsChoice::None,
+        Some(path) => EmbeddingsChoice::File(path.clone()),
+        None => EmbeddingsChoice::Unset,
     };
-    let from_flags = choose_cross_encoder(
-        ("--cross-encoder-path", flags.cross_encoder_path),
-        ("--cross-encoder", flags.cross_encoder),
-    )?;
-    let from_env = choose_cross_encoder(
-        ("CROSS_ENCODER_PATH", env("CROSS_ENCODER_PATH").map(PathBuf::from)),
-        ("CROSS_ENCODER_MODEL", env("CROSS_ENCODER_MODEL")),
+    let from_args = choose_cross_encoder(
+        ("--cross-encoder-path", cross_encoder.cross_encoder_path.as_ref()),
+        ("--cross-encoder", cross_encoder.cross_encoder.as_ref()),
     )?;
     let from_file = choose_cross_encoder(
-        ("server.crossEncoderPath", server.cross_encoder_path.clone()),
-        ("server.crossEncoder", server.cross_encoder.clone()),
+        ("server.crossEncoderPath", server.cross_encoder_path.as_ref()),
+        ("server.crossEncoder", server.cross_encoder.as_ref()),
     )?;
     Ok(Settings {
         host,
-        port,
+        port: listen.port.or(server.port).unwrap_or(DEFAULT_PORT),
         store: match store {
             Some(url) => parse_store(&url, data_dir)?,
             None => StoreLocation::Embedded(data_dir),
         },
         api_keys,
         embeddings,
-        cross_encoder: from_flags.or(from_env).or(from_file),
+        cross_encoder: from_args.or(from_file),
         limits: limits(&server)?,
         providers: file.providers,
         embedding: file.embedding,
         chat: file.chat,
         services: file.services,
         conversation_ttl: conversation_ttl(file.conversations.as_ref())?,
-        threads,
+        threads: local.compute.threads.or(server.threads),
         model_queue_tokens: model_queue_tokens(&server)?,
     })
 }
 
-/// Each with the name of the setting it comes from.
+/// Each value comes with the name of its setting.
 fn choose_cross_encoder(
-    (path_setting, path): (&str, Option<PathBuf>),
-    (name_setting, name): (&str, Option<String>),
+    (path_setting, path): (&str, Option<&PathBuf>),
+    (name_setting, name): (&str, Option<&String>),
 ) -> Result<Option<CrossEncoderChoice>, ConfigError> {
-    let empty = |setting: &str, what: &str| {
+    let empty = |setting: &str, expected: &str| {
         ConfigError(format!(
-            "{setting} is empty: name {what}, or leave it out to run without a cross-encoder"
+            "{setting} is empty: name {expected}, or leave it out to run without a cross-encoder"
         ))
     };
     match (path, name) {
         (Some(path), _) if path.as_os_str().is_empty() => Err(empty(path_setting, "a directory")),
-        (Some(path), _) => Ok(Some(CrossEncoderChoice::Directory(path))),
+        (Some(path), _) => Ok(Some(CrossEncoderChoice::Directory(path.clone()))),
         (None, Some(name)) if name.trim().is_empty() => Err(empty(
             name_setting,
             "a Hugging Face model such as BAAI/bge-reranker-base",
         )),
-        (None, name) => Ok(name.map(CrossEncoderChoice::Hub)),
+        (None, name) => Ok(name.cloned().map(CrossEncoderChoice::Hub)),
     }
 }
 
@@ -257,29 +222,7 @@ fn parse_host(text: &str) -> Result<IpAddr, ConfigError> {
     }
 }
 
-fn parse_env<T: std::str::FromStr>(name: &str, text: &str, expected: &str) -> Result<T, ConfigError> {
-    text.trim()
-        .parse()
-        .map_err(|_| ConfigError(format!("{name} is '{text}': it must be {expected}")))
-}
-
-/// The form of log lines: the flag's, or else the environment's.
-pub fn log_format(
-    flag: Option<LogFormat>,
-    env: &dyn Fn(&str) -> Option<String>,
-) -> Result<LogFormat, ConfigError> {
-    match (flag, env("RAGSTONE_LOG_FORMAT")) {
-        (Some(format), _) => Ok(format),
-        (None, None) => Ok(LogFormat::Text),
-        (None, Some(text)) => LogFormat::from_str(&text, true).map_err(|_| {
-            ConfigError(format!(
-                "RAGSTONE_LOG_FORMAT is '{text}': it must be text or json"
-            ))
-        }),
-    }
-}
-
-/// `data_dir` is where what another engine cannot keep is kept.
+/// `data_dir` holds what another engine cannot store.
 pub fn parse_store(url: &str, data_dir: PathBuf) -> Result<StoreLocation, ConfigError> {
     match url.split_once("://") {
         Some(("sqlite", path)) if !path.is_empty() => Ok(StoreLocation::Embedded(path.into())),
@@ -338,7 +281,7 @@ fn api_keys(
 
 fn conversation_ttl(section: Option<&ConversationsSection>) -> Result<Duration, ConfigError> {
     match section.and_then(|section| section.ttl_seconds) {
-        None => Ok(ragstone_rag::conversations::DEFAULT_TTL),
+        None => Ok(ragstone_search::conversations::DEFAULT_TTL),
         Some(seconds @ 1..=MAX_TTL_SECONDS) => Ok(Duration::from_secs(seconds)),
         Some(_) => Err(ConfigError(format!(
             "conversations.ttlSeconds must be from 1 to {MAX_TTL_SECONDS}"
@@ -396,25 +339,36 @@ fn limits(server: &ServerSection) -> Result<Limits, ConfigError> {
 mod tests {
     use super::*;
 
-    fn settings(flags: Flags, env: &[(&str, &str)], yaml: &str) -> Result<Settings, ConfigError> {
+    fn settings(args: ServerArgs, env: &[(&str, &str)], yaml: &str) -> Result<Settings, ConfigError> {
         let file = FileConfig::from_yaml(yaml)?;
         let env = |name: &str| {
             env.iter()
                 .find(|(key, _)| *key == name)
                 .map(|(_, value)| (*value).to_owned())
         };
-        build(Layers {
-            flags,
-            env: &env,
-            file,
-        })
+        build(&args, file, &env)
+    }
+
+    fn with_store(url: &str) -> ServerArgs {
+        let mut args = ServerArgs::default();
+        args.local.store.store = Some(url.to_owned());
+        args
+    }
+
+    fn with_cross_encoder(name: Option<&str>, path: Option<&str>) -> ServerArgs {
+        ServerArgs {
+            cross_encoder: CrossEncoderArgs {
+                cross_encoder: name.map(str::to_owned),
+                cross_encoder_path: path.map(PathBuf::from),
+            },
+            ..ServerArgs::default()
+        }
     }
 
     #[test]
-    fn flags_win_over_environment_which_wins_over_file() {
+    fn arguments_win_over_the_file_which_wins_over_defaults() {
         let yaml = "server: {port: 1, dataDir: /file, crossEncoder: file/model}";
-        let env = [("RAGSTONE_PORT", "2"), ("CROSS_ENCODER_MODEL", "env/model")];
-        let from_file = settings(Flags::default(), &[], yaml).unwrap();
+        let from_file = settings(ServerArgs::default(), &[], yaml).unwrap();
         assert_eq!(
             (from_file.port, from_file.store),
             (1, StoreLocation::Embedded("/file".into()))
@@ -423,108 +377,77 @@ mod tests {
             from_file.cross_encoder,
             Some(CrossEncoderChoice::Hub("file/model".into()))
         );
-        let from_env = settings(Flags::default(), &env, yaml).unwrap();
-        assert_eq!(from_env.port, 2);
+        let mut args = with_cross_encoder(Some("flag/model"), None);
+        args.listen.port = Some(3);
+        let from_args = settings(args, &[], yaml).unwrap();
+        assert_eq!(from_args.port, 3);
         assert_eq!(
-            from_env.cross_encoder,
-            Some(CrossEncoderChoice::Hub("env/model".into()))
-        );
-        let flags = Flags {
-            port: Some(3),
-            cross_encoder: Some("flag/model".into()),
-            ..Flags::default()
-        };
-        let from_flags = settings(flags, &env, yaml).unwrap();
-        assert_eq!(from_flags.port, 3);
-        assert_eq!(
-            from_flags.cross_encoder,
+            from_args.cross_encoder,
             Some(CrossEncoderChoice::Hub("flag/model".into()))
         );
-    }
-
-    #[test]
-    fn priority_order_for_model_source() {
-        let env = [
-            ("CROSS_ENCODER_PATH", "/env"),
-            ("CROSS_ENCODER_MODEL", "env/model"),
-        ];
-        let both = Flags {
-            cross_encoder_path: Some("/flag".into()),
-            cross_encoder: Some("flag/model".into()),
-            ..Flags::default()
-        };
-        let chosen = |flags: Flags| settings(flags, &env, "").unwrap().cross_encoder.unwrap();
+        let defaults = settings(ServerArgs::default(), &[], "").unwrap();
         assert_eq!(
-            chosen(both.clone()),
-            CrossEncoderChoice::Directory("/flag".into())
-        );
-        let name_only = Flags {
-            cross_encoder_path: None,
-            ..both
-        };
-        assert_eq!(chosen(name_only), CrossEncoderChoice::Hub("flag/model".into()));
-        assert_eq!(
-            chosen(Flags::default()),
-            CrossEncoderChoice::Directory("/env".into())
+            (defaults.port, defaults.store),
+            (DEFAULT_PORT, StoreLocation::Embedded(DEFAULT_DATA_DIR.into()))
         );
     }
 
     #[test]
-    fn a_cross_encoder_without_a_name_is_named_by_its_setting() {
-        let name = Flags {
-            cross_encoder: Some(String::new()),
-            ..Flags::default()
-        };
-        let path = Flags {
-            cross_encoder_path: Some("".into()),
-            ..Flags::default()
-        };
-        for (flags, yaml, says) in [
-            (name, "", "--cross-encoder is empty: name a Hugging Face model"),
-            (path, "", "--cross-encoder-path is empty: name a directory"),
+    fn a_cross_encoder_directory_wins_over_a_name() {
+        let both = with_cross_encoder(Some("flag/model"), Some("/flag"));
+        assert_eq!(
+            settings(both, &[], "").unwrap().cross_encoder,
+            Some(CrossEncoderChoice::Directory("/flag".into()))
+        );
+    }
+
+    #[test]
+    fn an_empty_cross_encoder_is_reported_by_its_setting() {
+        for (args, yaml, expected) in [
             (
-                Flags::default(),
+                with_cross_encoder(Some(""), None),
+                "",
+                "--cross-encoder is empty: name a Hugging Face model",
+            ),
+            (
+                with_cross_encoder(None, Some("")),
+                "",
+                "--cross-encoder-path is empty: name a directory",
+            ),
+            (
+                ServerArgs::default(),
                 "server: {crossEncoder: ' '}",
                 "server.crossEncoder is empty",
             ),
         ] {
-            let message = settings(flags, &[], yaml).unwrap_err().to_string();
-            assert!(message.starts_with(says), "{message}");
+            let message = settings(args, &[], yaml).unwrap_err().to_string();
+            assert!(message.starts_with(expected), "{message}");
         }
     }
 
     #[test]
     fn an_open_address_needs_a_key_or_the_explicit_flag() {
-        let open = Flags {
-            host: Some("0.0.0.0".into()),
-            ..Flags::default()
-        };
+        let mut open = ServerArgs::default();
+        open.listen.host = Some("0.0.0.0".to_owned());
         let refusal = settings(open.clone(), &[], "").unwrap_err().to_string();
         assert!(
             refusal.contains("RAGSTONE_API_KEYS") && refusal.contains("--allow-no-key"),
             "{refusal}"
         );
         assert!(settings(open.clone(), &[("RAGSTONE_API_KEYS", "k1,k2")], "").is_ok());
-        assert!(
-            settings(
-                Flags {
-                    allow_no_key: true,
-                    ..open
-                },
-                &[],
-                ""
-            )
-            .is_ok()
-        );
+        open.listen.allow_no_key = true;
+        assert!(settings(open, &[], "").is_ok());
     }
 
     #[test]
     fn keys_come_from_the_environment_by_name_and_are_never_printed() {
         let yaml = "server: {apiKeys: ['${MY_KEY}']}";
-        let settings_with = settings(Flags::default(), &[("MY_KEY", "hunter2")], yaml).unwrap();
+        let settings_with = settings(ServerArgs::default(), &[("MY_KEY", "hunter2")], yaml).unwrap();
         assert_eq!(settings_with.api_keys[0].expose_secret(), "hunter2");
         assert!(!format!("{settings_with:?}").contains("hunter2"));
-        let missing = settings(Flags::default(), &[], yaml).unwrap_err().to_string();
+        let missing = settings(ServerArgs::default(), &[], yaml)
+            .unwrap_err()
+            .to_string();
         assert!(missing.contains("MY_KEY"), "{missing}");
     }
 
@@ -543,22 +466,11 @@ mod tests {
 
     #[test]
     fn wrong_values_are_named() {
-        for (env, name) in [
-            (("RAGSTONE_PORT", "many"), "RAGSTONE_PORT"),
-            (("RAGSTONE_HOST", "example.org"), "example.org"),
-        ] {
-            let message = settings(Flags::default(), &[env], "").unwrap_err().to_string();
-            assert!(message.contains(name), "{message}");
-        }
-        let message = settings(
-            Flags {
-                store: Some("redis://u:secret@h".into()),
-                ..Flags::default()
-            },
-            &[],
-            "",
-        )
-        .unwrap_err();
+        let mut args = ServerArgs::default();
+        args.listen.host = Some("example.org".to_owned());
+        let message = settings(args, &[], "").unwrap_err().to_string();
+        assert!(message.contains("example.org"), "{message}");
+        let message = settings(with_store("redis://u:secret@h"), &[], "").unwrap_err();
         assert!(!message.to_string().contains("secret"), "{message}");
     }
 
@@ -576,7 +488,7 @@ mod tests {
               two: {provider: chromadb-wrapper, url: "http://h:2", auth: {type: basic, username: u, password: canary-e}}
               three: {provider: chromadb, url: "http://h:3", auth: {type: api_key, header: x-key, key: canary-f}}
         "#;
-        let all = settings(Flags::default(), &[("KEY", "canary-g")], yaml).unwrap();
+        let all = settings(ServerArgs::default(), &[("KEY", "canary-g")], yaml).unwrap();
         let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             panic!("cannot go on with {all:?}")
         }));
@@ -589,7 +501,7 @@ mod tests {
     fn a_database_is_named_by_its_url_and_its_password_is_never_printed() {
         let env = [("DB_PASSWORD", "hunter2")];
         let yaml = "server: {store: 'postgres://ann:${DB_PASSWORD}@db.example/rag'}";
-        let shared = settings(Flags::default(), &env, yaml).unwrap();
+        let shared = settings(ServerArgs::default(), &env, yaml).unwrap();
         assert!(matches!(shared.store, StoreLocation::Postgres(_)) && shared.store.is_shared());
         assert!(!format!("{shared:?}").contains("hunter2"));
         for wrong in [
@@ -597,11 +509,7 @@ mod tests {
             "postgres://ann@db/rag?password=hunter2&sslmode=perhaps",
             "postgres://db/rag?password=hunter2",
         ] {
-            let flags = Flags {
-                store: Some(wrong.into()),
-                ..Flags::default()
-            };
-            let refusal = settings(flags, &[], "").unwrap_err().to_string();
+            let refusal = settings(with_store(wrong), &[], "").unwrap_err().to_string();
             assert!(refusal.contains("postgres://"), "{refusal}");
             assert!(!refusal.contains("hunter2"), "{refusal}");
         }

@@ -16,12 +16,13 @@ use ragstone_models::{Engine, EngineOptions, LoadError, open_cross_encoder, open
 use ragstone_providers::config::{ProviderEntry, Providers};
 use ragstone_providers::embedding::{self, CONTRACT_TYPE, ContractClient};
 use ragstone_providers::http::NamedHost;
-use ragstone_rag::conversations::{self, Conversations, TopicModel};
-use ragstone_rag::gateway::{Gateway, GatewayConfig};
 use ragstone_rag::ingest::Ingestion;
 use ragstone_rag::jobs::Jobs;
 use ragstone_rag::ledger::{ContractEmbedder, ContractSettings, Ledger};
 use ragstone_rag::{Models, Service};
+use ragstone_search::conversations::{self, Conversations, TopicModel};
+use ragstone_search::gateway::{Gateway, GatewayConfig};
+use ragstone_search::{QueryVectors, StorageBackend};
 use tokio::net::{TcpListener, TcpSocket};
 
 use crate::agent::Agent;
@@ -69,7 +70,7 @@ fn listen_on(address: SocketAddr) -> std::io::Result<TcpListener> {
 
 /// The service, ready to answer.
 pub(crate) struct Running {
-    pub service: Service,
+    local: StorageBackend,
     store: OpenStore,
     state: AppState,
 }
@@ -80,11 +81,14 @@ impl Running {
             store: store.store(),
             models: Arc::new(models),
         };
-        let gateway = connect_services(settings, &service)?;
-        let agent = Agent::start(settings, &service, store.records(), store.vectors_of_records()).await?;
+        let vectors = QueryVectors::default();
+        let local = StorageBackend::new(service.clone(), vectors.clone());
+        let gateway = connect_services(settings, local.clone())?;
+        let agent = Agent::start(settings, &local, store.records(), store.vectors_of_records()).await?;
         let conversations = Conversations {
             records: store.records(),
             models: Arc::clone(&service.models),
+            vectors,
             chat: agent.chat.clone().map(|chat| Arc::new(TopicModel::new(chat))),
             ttl: settings.conversation_ttl,
         };
@@ -99,7 +103,7 @@ impl Running {
         };
         let keys = ApiKeys::new(settings.api_keys.iter().map(secrecy::ExposeSecret::expose_secret));
         let state = AppState::new(Shared {
-            service: service.clone(),
+            service,
             agent,
             gateway,
             conversations,
@@ -112,11 +116,12 @@ impl Running {
             metrics: telemetry::start_metrics()?,
             stopping: Stopping::default(),
         });
-        Ok(Self {
-            service,
-            store,
-            state,
-        })
+        Ok(Self { local, store, state })
+    }
+
+    /// The backend of this process.
+    pub(crate) fn local(&self) -> &StorageBackend {
+        &self.local
     }
 
     /// The routes, to be asked without a socket.
@@ -171,7 +176,7 @@ fn sweep_interval(settings: &Settings) -> Duration {
 
 /// The gateway over the configured services. Whoever reaches a server that listens on this machine
 /// alone is on this machine, and may try connections to it.
-fn connect_services(settings: &Settings, service: &Service) -> Result<Gateway, ConfigError> {
+fn connect_services(settings: &Settings, local: StorageBackend) -> Result<Gateway, ConfigError> {
     let this_machine = ["localhost", "127.0.0.1", "[::1]"].map(NamedHost::with_all_ports);
     let config = GatewayConfig {
         services: &settings.services,
@@ -182,7 +187,7 @@ fn connect_services(settings: &Settings, service: &Service) -> Result<Gateway, C
         },
         environment: &config::process_env,
     };
-    Gateway::new(service, config).map_err(|error| ConfigError(error.to_string()))
+    Gateway::new(local, config).map_err(|error| ConfigError(error.to_string()))
 }
 
 /// The compute threads that all models share.

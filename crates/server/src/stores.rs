@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use ragstone_core::records::Records;
 use ragstone_core::storage::{Storage, StorageError};
-use ragstone_providers::rag::ChromaStore;
+use ragstone_providers::chroma::ChromaStorage;
 use ragstone_store::{Held, PostgresOptions, PostgresStore, SqliteStore, StoreOptions};
 use secrecy::SecretString;
 
@@ -17,7 +17,7 @@ pub(crate) enum OpenStore {
     Postgres(Arc<PostgresStore>),
     /// ChromaDB has no transactions, so records are kept in a store of this process.
     Chroma {
-        store: Arc<ChromaStore>,
+        store: Arc<ChromaStorage>,
         records: Arc<SqliteStore>,
     },
 }
@@ -109,7 +109,7 @@ fn open_embedded(directory: &std::path::Path, held: Held) -> anyhow::Result<Arc<
 
 /// The token, where the server wants one, comes from the environment and never from a flag, which
 /// every user of the machine could read.
-pub(crate) fn connect_chroma(url: &str) -> Result<ChromaStore, ConfigError> {
+pub(crate) fn connect_chroma(url: &str) -> Result<ChromaStorage, ConfigError> {
     let token = config::process_env("RAGSTONE_CHROMA_TOKEN").map(SecretString::from);
-    ChromaStore::connect(url, token).map_err(|error| ConfigError(error.to_string()))
+    ChromaStorage::connect(url, token).map_err(|error| ConfigError(error.to_string()))
 }

@@ -73,6 +73,8 @@ pub enum Error {
          GRANT {owner} TO {user}"
     )]
     MissingRights { user: String, owner: String },
+    #[error("the collection was replaced several times while it was searched")]
+    Conflict,
     #[error("all connections to the database are busy")]
     DatabaseBusy,
     #[error("the database did not answer in time")]
@@ -173,8 +175,10 @@ impl Error {
     /// Two transactions got in each other's way, and this one was undone: deadlocks, and a table
     /// that was let go of while it was about to be read.
     pub(crate) fn is_conflict(&self) -> bool {
-        let Self::Postgres(error) = self else {
-            return false;
+        let error = match self {
+            Self::Conflict => return true,
+            Self::Postgres(error) => error,
+            _ => return false,
         };
         error.code().is_some_and(|code| {
             [
@@ -209,6 +213,7 @@ impl From<Error> for StorageError {
             Error::Closed => later("The store is shutting down", 5),
             Error::LogInUse => later("A long read still needs the write-ahead log; try again soon", 1),
             Error::DiskFull => later("The disk that holds the data directory is full", 30),
+            Error::Conflict => later("The collection is being replaced; try again soon", 1),
             Error::DatabaseBusy => later("All connections to the database are busy; try again soon", 1),
             Error::DatabaseTimeout => later("The database did not answer in time; try again soon", 2),
             Error::DatabaseUnreachable(reason) => {

@@ -15,30 +15,16 @@
 //! moment, on [`SqliteStore::flush`] and on [`SqliteStore::close`]. From then on deleted text is in
 //! no file.
 
-mod backup;
 mod error;
-mod export;
-mod faults;
-mod index;
-mod inspect;
-mod load;
 mod postgres;
-mod published;
-mod readers;
-mod records;
-mod schema;
-mod search;
-mod siblings;
-mod store;
-mod terms;
-mod vec_extension;
-mod writer;
+mod ranking;
+mod sqlite;
 
-pub use backup::{BackedUp, Occupied, backup, restore};
 pub use error::Error;
-pub use index::held::Held;
-pub use inspect::{InspectedCollection, Inspection, check_access, has_database, inspect};
 pub use postgres::{
-    PostgresInspection, PostgresOptions, PostgresStore, PostgresUrl, Thresholds, inspect_postgres,
+    PostgresInspection, PostgresOptions, PostgresStore, PostgresThresholds, PostgresUrl, inspect_postgres,
 };
-pub use store::{SqliteStore, StoreOptions};
+pub use sqlite::{
+    BackedUp, Held, InspectedCollection, Inspection, Occupied, SqliteStore, StoreOptions, backup,
+    check_access, has_database, inspect, restore,
+};

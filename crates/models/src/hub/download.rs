@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use futures::StreamExt;
+use ragstone_core::backoff::{Backoff, RetryLimits};
 use reqwest::header::{AUTHORIZATION, CONTENT_RANGE, RANGE, RETRY_AFTER};
 use reqwest::{Response, StatusCode};
 use serde::Deserialize;
@@ -16,14 +17,21 @@ use crate::encoder::config::RawConfig;
 use crate::modules::Layout;
 use crate::sentence::SENTENCE_CONFIGS;
 
-/// How often a transfer that breaks off is taken up again.
-const ATTEMPTS: u32 = 5;
+/// A transfer that breaks off is resumed.
+const TRANSFER_BACKOFF: Backoff = Backoff {
+    max_attempts: 5,
+    first_delay: Duration::from_millis(200),
+    max_delay: Duration::from_secs(5),
+    jitter: 0.25,
+};
 /// The description of a repository; the largest have some thousand files.
 const LARGEST_DESCRIPTION: usize = 16 << 20;
 const DESCRIPTION_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How often a hub that fails is asked again what it has.
-const DESCRIPTION_ATTEMPTS: u32 = 3;
+const DESCRIPTION_BACKOFF: Backoff = Backoff {
+    max_attempts: 3,
+    ..TRANSFER_BACKOFF
+};
 
 /// Beside the files of [`SENTENCE_CONFIGS`].
 const WANTED: [&str; 7] = [
@@ -137,12 +145,13 @@ async fn describe(hub: &Hub, id: &str, revision: &str) -> Result<Description, Hu
         let request = authorized(hub, hub.client.get(&url)).timeout(DESCRIPTION_TIMEOUT);
         async { request.send().await.map_err(|error| unreachable(hub, &error)) }
     };
+    let mut attempts = 1;
     let mut response = ask().await?;
-    for attempt in 1..DESCRIPTION_ATTEMPTS {
-        if !response.status().is_server_error() {
-            break;
-        }
-        pause(attempt).await;
+    while response.status().is_server_error()
+        && let Some(delay) = retry(&DESCRIPTION_BACKOFF, attempts)
+    {
+        tokio::time::sleep(delay).await;
+        attempts += 1;
         response = ask().await?;
     }
     let mut response = check(hub, id, revision, response)?;
@@ -251,20 +260,21 @@ impl Transfer<'_> {
         if target.is_file() {
             return Ok(());
         }
-        let mut reason = String::new();
-        for attempt in 0..ATTEMPTS {
-            if attempt > 0 {
-                pause(attempt).await;
-            }
-            match self.attempt().await? {
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let reason = match self.attempt().await? {
                 Outcome::Complete => return self.finish(&target),
-                Outcome::BrokenOff(why) => reason = why,
-            }
+                Outcome::BrokenOff(reason) => reason,
+            };
+            let Some(delay) = retry(&TRANSFER_BACKOFF, attempts) else {
+                return Err(HubError::Interrupted {
+                    file: self.file.name.clone(),
+                    reason,
+                });
+            };
+            tokio::time::sleep(delay).await;
         }
-        Err(HubError::Interrupted {
-            file: self.file.name.clone(),
-            reason,
-        })
     }
 
     /// Held until the file is in place, here or by another process.
@@ -425,9 +435,8 @@ fn continues_at(response: &Response, done: u64) -> bool {
         && range.is_some_and(|range| range.starts_with(&format!("bytes {done}-")))
 }
 
-/// Longer before each further attempt.
-async fn pause(attempt: u32) {
-    tokio::time::sleep(Duration::from_millis(100 << attempt)).await;
+fn retry(backoff: &Backoff, attempts: u32) -> Option<Duration> {
+    backoff.retry(attempts, fastrand::f64(), RetryLimits::default())
 }
 
 fn authorized(hub: &Hub, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {

@@ -6,7 +6,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::stream::{BoxStream, StreamExt};
 use jiff::Timestamp;
+use ragstone_core::backoff::{Backoff, RetryLimits};
 use ragstone_core::call::{CallError, ErrorAnswer};
+use ragstone_core::circuit_breaker::CircuitBreaker;
 use ragstone_core::error::in_plain_words;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER};
 use reqwest::{Method, Response, StatusCode, Url, redirect};
@@ -16,7 +18,6 @@ use serde::de::DeserializeOwned;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::address::{self, AddressRule, GuardedResolver};
-use super::breaker::Breaker;
 use super::operation;
 use super::retry::{self, Failure, Sent};
 use super::secrets::{Secrets, basic_credentials};
@@ -157,7 +158,8 @@ struct Inner {
     http: reqwest::Client,
     auth: HeaderMap,
     secrets: Secrets,
-    breaker: Breaker,
+    breaker: CircuitBreaker,
+    backoff: Backoff,
 }
 
 impl std::fmt::Debug for ServiceClient {
@@ -200,7 +202,8 @@ impl ServiceClient {
         }
         let http = builder.build().map_err(|e| ConfigError::Client(innermost(&e)))?;
         Ok(Self(Arc::new(Inner {
-            breaker: Breaker::new(policy.failures_to_open, policy.cooldown),
+            breaker: CircuitBreaker::new(policy.failures_to_open),
+            backoff: retry::backoff(&policy),
             secrets: Secrets::of(&auth),
             auth: auth_headers(&auth)?,
             service,
@@ -282,11 +285,12 @@ impl Inner {
     /// Puts deadline, circuit and retries around the attempts of a call. Where the body of a
     /// response of success is wanted, reading it is part of the attempt.
     async fn guarded(&self, call: &Call, body: Option<&mut Vec<u8>>) -> Result<Response, CallError> {
+        let now = || Instant::now().into_std();
         let permit = match call.breaking {
-            Breaking::Ignored => self.breaker.enter_anyway(),
+            Breaking::Ignored => self.breaker.enter_anyway(now()),
             Breaking::Obeyed | Breaking::ByOutages => {
                 self.breaker
-                    .enter()
+                    .enter(now())
                     .map_err(|retry_after| CallError::CircuitOpen {
                         service: self.service.clone(),
                         retry_after,
@@ -302,13 +306,15 @@ impl Inner {
             .unwrap_or_else(|_| Err(self.deadline_exceeded(patience)));
         match &outcome {
             Err(CallError::DeadlineExceeded { .. }) if is_cut => {}
-            Err(CallError::Unreachable { .. } | CallError::DeadlineExceeded { .. }) => permit.failed(),
+            Err(CallError::Unreachable { .. } | CallError::DeadlineExceeded { .. }) => {
+                permit.failed(now(), self.policy.cooldown);
+            }
             Err(error)
                 if error.status().is_some_and(|status| call.is_outage(status)) && !error.is_considered() =>
             {
-                permit.failed();
+                permit.failed(now(), self.policy.cooldown);
             }
-            _ => permit.succeeded(),
+            _ => permit.succeeded(now()),
         }
         outcome
     }
@@ -325,17 +331,17 @@ impl Inner {
                 Ok(response) => return Ok(response),
                 Err(failure) => failure,
             };
-            if attempt >= self.policy.max_attempts || !failure.is_worth_retrying(call.repeat) {
+            if !failure.is_worth_retrying(call.repeat) {
                 return Err(failure.error);
             }
-            let delay = failure
-                .retry_after()
-                .unwrap_or_else(|| retry::backoff(self.policy.first_delay, attempt, fastrand::f64()));
-            // The answer at hand says more than a deadline that is sure to pass.
-            if retry::after(delay) >= deadline {
+            let limits = RetryLimits {
+                retry_after: failure.retry_after(),
+                time_left: deadline.saturating_duration_since(Instant::now()),
+            };
+            let Some(delay) = self.backoff.retry(attempt, fastrand::f64(), limits) else {
                 return Err(failure.error);
-            }
-            tracing::debug!(service = %self.service, attempt, ?delay, error = %failure.error, "trying again");
+            };
+            tracing::debug!(service = %self.service, attempt, ?delay, error = %failure.error, "retrying");
             tokio::time::sleep(delay).await;
             attempt += 1;
         }

@@ -13,7 +13,6 @@
 //! * credentials are in no error, no debug output and no log line, also when a service echoes them.
 
 mod address;
-mod breaker;
 mod client;
 mod escapes;
 mod operation;

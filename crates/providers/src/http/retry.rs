@@ -1,31 +1,33 @@
-//! What is worth sending again, and when.
+//! Which failed calls are retried, and when.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
+use ragstone_core::backoff::Backoff;
 use ragstone_core::call::CallError;
 use tokio::time::Instant;
 
 use super::client::Repeat;
+use super::settings::Policy;
 
-/// No wait between two attempts is longer, unless the service itself asks for it.
-const LONGEST_DELAY: Duration = Duration::from_secs(20);
+/// The longest wait between two attempts, unless the service asks for more.
+const MAX_DELAY: Duration = Duration::from_secs(20);
 
-/// One attempt that did not bring an answer of success.
+/// A failed attempt.
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) error: CallError,
     pub(super) sent: Sent,
 }
 
-/// Whether the service may have worked on the request.
+/// Whether the service may have processed the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sent {
     No,
     Perhaps,
-    /// It answered; the status tells.
+    /// It answered, and the status decides.
     Answered,
-    /// It answered what would be the same the next time.
+    /// It answered, and a retry would bring the same answer.
     Final,
 }
 
@@ -43,7 +45,7 @@ impl Failure {
         }
     }
 
-    /// How long the service asks to be left alone.
+    /// The delay that the service asks for.
     pub(super) fn retry_after(&self) -> Option<Duration> {
         match &self.error {
             CallError::Answered(answer) => answer.retry_after,
@@ -52,48 +54,42 @@ impl Failure {
     }
 }
 
-/// Exponential backoff with full jitter: a random part of a span that doubles, so that many clients
-/// of one service do not come back at the same moment. `random` is in 0..1.
-pub(super) fn backoff(first: Duration, attempt: u32, random: f64) -> Duration {
-    let doubled = first.saturating_mul(1_u32.checked_shl(attempt.saturating_sub(1)).unwrap_or(u32::MAX));
-    doubled.min(LONGEST_DELAY).mul_f64(random)
+/// Full jitter: many clients of one service should not return at the same moment.
+pub(super) fn backoff(policy: &Policy) -> Backoff {
+    Backoff {
+        max_attempts: policy.max_attempts,
+        first_delay: policy.first_delay,
+        max_delay: MAX_DELAY,
+        jitter: 1.0,
+    }
 }
 
-/// The moment after a wait, however long somebody outside says it is.
+/// The moment after a wait of any length, also one that a service invented.
 pub(super) fn after(wait: Duration) -> Instant {
     const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
     let now = Instant::now();
     now.checked_add(wait.min(NEVER)).unwrap_or(now)
 }
 
-/// A service that asks to be left alone for longer is asked again after this long.
-const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(3600);
+/// The longest `Retry-After` that is honoured.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(3600);
 
 /// Reads `Retry-After`: seconds, or a date.
 pub(super) fn parse_retry_after(value: &str, now: Timestamp) -> Option<Duration> {
     let value = value.trim();
     if let Ok(seconds) = value.parse::<u64>() {
-        return Some(Duration::from_secs(seconds).min(LONGEST_RETRY_AFTER));
+        return Some(Duration::from_secs(seconds).min(MAX_RETRY_AFTER));
     }
     let date = jiff::fmt::rfc2822::DateTimeParser::new()
         .parse_timestamp(value)
         .ok()?;
     let wait = Duration::try_from(date.duration_since(now)).unwrap_or(Duration::ZERO);
-    Some(wait.min(LONGEST_RETRY_AFTER))
+    Some(wait.min(MAX_RETRY_AFTER))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_span_doubles_and_is_bounded() {
-        let first = Duration::from_millis(100);
-        assert_eq!(backoff(first, 1, 1.0), first);
-        assert_eq!(backoff(first, 3, 0.5), Duration::from_millis(200));
-        assert_eq!(backoff(first, 60, 1.0), LONGEST_DELAY);
-        assert_eq!(backoff(first, 5, 0.0), Duration::ZERO);
-    }
 
     #[test]
     fn retry_after_is_seconds_or_a_date() {
@@ -111,7 +107,7 @@ mod tests {
         for endless in ["18446744073709551615", "Thu, 31 Dec 2099 23:59:59 GMT"] {
             assert_eq!(
                 parse_retry_after(endless, now),
-                Some(LONGEST_RETRY_AFTER),
+                Some(MAX_RETRY_AFTER),
                 "{endless}"
             );
         }

@@ -93,9 +93,10 @@ impl RagstoneClient {
         }
     }
 
-    /// A client of the server at `url`. `field` names the setting that the URL comes from, for errors.
+    /// A client of the server at `url`, which also names it in errors. `field` is the setting that the URL
+    /// comes from.
     pub fn at(url: &str, key: Option<SecretString>, field: &str) -> Result<Self, ConfigError> {
-        let mut settings = ClientSettings::new("ragstone", url, field)?;
+        let mut settings = ClientSettings::new(url, url, field)?;
         if let Some(key) = key {
             settings.auth = Auth::Bearer(key);
         }
@@ -417,7 +418,7 @@ impl Backend for RagstoneClient {
         &self,
         names: &[CollectionName],
         queries: &[SearchQuery],
-    ) -> Vec<Vec<Result<SearchResponse, BackendError>>> {
+    ) -> Vec<Result<Vec<SearchResponse>, BackendError>> {
         let searches = queries.iter().map(|query| self.search_together(names, query));
         let mut of_collections: Vec<Vec<_>> = names.iter().map(|_| Vec::new()).collect();
         for responses in operation(join_all(searches)).await {
@@ -426,6 +427,9 @@ impl Backend for RagstoneClient {
             }
         }
         of_collections
+            .into_iter()
+            .map(|responses| responses.into_iter().collect())
+            .collect()
     }
 
     async fn rerank(

@@ -687,7 +687,7 @@ async fn it_goes_away_and_comes_back(server: &mut ChromaServer) {
     }
     server.restart().await;
     let mut answered = false;
-    for _ in 0..100 {
+    for _ in 0..1200 {
         if store.health().await.is_ok() && store.upsert(&docs, batch()).await.is_ok() {
             answered = true;
             break;

@@ -5,6 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use super::port::unused_port;
+use super::signal;
 
 pub struct ChromaServer {
     process: Child,
@@ -44,13 +45,15 @@ impl ChromaServer {
         let _ = self.process.wait();
     }
 
-    /// By its name, such as `STOP` and `CONT`.
+    /// Until [`Self::resume`], it accepts connections and answers nothing.
     #[allow(dead_code, reason = "not every test file that shares this needs it")]
-    pub fn signal(&self, name: &str) {
-        let sent = Command::new("sh")
-            .args(["-c", "kill -\"$0\" \"$1\"", name, &self.process.id().to_string()])
-            .status();
-        assert!(sent.is_ok_and(|status| status.success()), "the signal is sent");
+    pub fn pause(&self) {
+        signal::pause(&[self.process.id()]);
+    }
+
+    #[allow(dead_code, reason = "not every test file that shares this needs it")]
+    pub fn resume(&self) {
+        signal::resume(&[self.process.id()]);
     }
 
     /// The same server again, on the same data.

@@ -8,6 +8,7 @@ pub mod chroma;
 pub mod port;
 pub mod server;
 pub mod service;
+pub mod signal;
 
 use std::sync::Arc;
 use std::time::Duration;

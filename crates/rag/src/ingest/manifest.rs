@@ -84,8 +84,8 @@ pub(super) async fn list(
     let mut manifests: Vec<Manifest> = Vec::new();
     let mut range = RecordRange {
         group: Some(collection.to_string()),
-        after: None,
         limit: PAGE,
+        ..RecordRange::default()
     };
     loop {
         let page = records.list(KIND, range.clone()).await?;

@@ -8,12 +8,15 @@ use serde::{Deserialize, Serialize};
 
 use super::{NewItem, NewJob};
 use crate::ingest::{Earlier, Kind, Report};
+use crate::lease::Leased;
 
 pub(super) const KIND: &str = "job";
 pub(super) const ITEMS_KIND: &str = "job-items";
 pub(super) const PART_KIND: &str = "job-part";
-/// How long a finished job can be asked for.
-pub(super) const KEPT_FOR: Millis = 7 * 24 * 60 * 60 * 1000;
+/// One small record for each unfinished job, with the size of its documents.
+pub(super) const SIZE_KIND: &str = "job-size";
+/// How long a finished job is kept.
+pub(super) const RETENTION: Millis = 7 * 24 * 60 * 60 * 1000;
 const PART_BYTES: usize = 1 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,7 +45,7 @@ impl JobState {
     }
 }
 
-/// A job as others see it.
+/// A job as clients see it.
 #[derive(Debug, Clone)]
 pub struct Job {
     pub id: String,
@@ -70,26 +73,33 @@ pub(super) struct JobRecord {
     pub(super) item_count: u64,
     #[serde(default)]
     pub(super) bytes: u64,
-    /// Only in what older versions wrote: now they are a record of their own, because this one is
-    /// written again and again.
+    /// Only in records of older versions. Items have a record of their own now, because this one is
+    /// rewritten often.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     items: Vec<ItemRecord>,
-    /// Items before this one are done with.
+    /// The first item that is not done.
     pub(super) next: usize,
     pub(super) report: Report,
+    /// Consecutive failures for passing reasons.
     pub(super) attempts: u32,
+    /// Attempts since the last progress that did not return: their process died, or works still.
+    #[serde(default)]
+    pub(super) crashes: u32,
+    /// Items before this one were in flight when a process died, and are ingested one at a time.
+    #[serde(default)]
+    pub(super) suspect_until: usize,
     pub(super) error: Option<String>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct ItemRecord {
     pub(super) source: String,
-    /// Absent for what cannot be read.
+    /// Absent for files that cannot be read.
     pub(super) kind: Option<Kind>,
     pub(super) bytes: u64,
     pub(super) parts: usize,
     pub(super) partial: bool,
-    /// Absent in what older versions wrote.
+    /// Absent in records of older versions.
     #[serde(default)]
     pub(super) earlier: Earlier,
 }
@@ -107,13 +117,13 @@ impl ItemRecord {
     }
 }
 
-/// Jobs of a collection are found by it, those that are not finished apart from the others, so that
-/// the first of them is found at once.
+/// The group of a job's record: unfinished jobs of a collection have one of their own, so that the
+/// first of them is found at once.
 pub(super) fn group(collection: &str, finished: bool) -> String {
     if finished {
         collection.to_owned()
     } else {
-        // No name of a collection has a space.
+        // Collection names have no spaces.
         format!("{collection} open")
     }
 }
@@ -140,6 +150,16 @@ impl Stored {
     }
 }
 
+impl Leased for Stored {
+    fn put(&self, run_at: Option<Millis>) -> Result<RecordChange, StorageError> {
+        Ok(self.record.put(&self.id, run_at, Expect::Version(self.version)))
+    }
+
+    fn set_version(&mut self, version: u64) {
+        self.version = version;
+    }
+}
+
 impl JobRecord {
     pub(super) fn new(new: &NewJob, now: Millis) -> Self {
         Self {
@@ -155,6 +175,8 @@ impl JobRecord {
             next: 0,
             report: Report::default(),
             attempts: 0,
+            crashes: 0,
+            suspect_until: 0,
             error: None,
         }
     }
@@ -174,19 +196,19 @@ impl JobRecord {
         }
     }
 
-    pub(super) fn put(&self, id: &str, due: Option<Millis>, expect: Expect) -> RecordChange {
+    pub(super) fn put(&self, id: &str, run_at: Option<Millis>, expect: Expect) -> RecordChange {
         RecordChange::Put {
             kind: KIND.to_owned(),
             key: id.to_owned(),
             group: group(&self.collection, self.state.is_final()),
             value: serde_json::to_vec(self).unwrap_or_default(),
-            due,
+            due: run_at,
             expect,
         }
     }
 }
 
-/// What a job was given, which does not change.
+/// The documents of a job, which do not change.
 #[derive(Debug)]
 pub(super) struct Items {
     job: String,
@@ -201,7 +223,7 @@ impl Items {
         }
     }
 
-    /// Those of a job; none once it is finished.
+    /// The items of a job; none once it is finished.
     pub(super) async fn of(stored: &Stored, records: &dyn Records) -> Result<Self, StorageError> {
         let mut list = stored.record.items.clone();
         if list.is_empty() {
@@ -213,20 +235,25 @@ impl Items {
         Ok(Self { job, list })
     }
 
-    pub(super) fn put(&self) -> RecordChange {
-        RecordChange::Put {
-            kind: ITEMS_KIND.to_owned(),
+    pub(super) fn put(&self) -> [RecordChange; 2] {
+        let bytes: u64 = self.list.iter().map(|item| item.bytes).sum();
+        let put = |kind: &str, value| RecordChange::Put {
+            kind: kind.to_owned(),
             key: self.job.clone(),
             group: String::new(),
-            value: serde_json::to_vec(&self.list).unwrap_or_default(),
+            value,
             due: None,
             expect: Expect::Absent,
-        }
+        };
+        [
+            put(ITEMS_KIND, serde_json::to_vec(&self.list).unwrap_or_default()),
+            put(SIZE_KIND, bytes.to_string().into_bytes()),
+        ]
     }
 
     pub(super) fn delete(&self) -> Vec<RecordChange> {
         let mut changes = self.delete_parts(0..self.list.len());
-        changes.push(delete(ITEMS_KIND, self.job.clone()));
+        changes.extend([ITEMS_KIND, SIZE_KIND].map(|kind| delete(kind, self.job.clone())));
         changes
     }
 
@@ -242,6 +269,14 @@ impl Items {
         let parts = self.list.get(index).map_or(0, |item| item.parts);
         (0..parts).map(|part| part_key(&self.job, index, part)).collect()
     }
+}
+
+/// The size that a record of [`SIZE_KIND`] states.
+pub(super) fn size(record: &Record) -> u64 {
+    std::str::from_utf8(&record.value)
+        .ok()
+        .and_then(|bytes| bytes.parse().ok())
+        .unwrap_or(0)
 }
 
 fn delete(kind: &str, key: String) -> RecordChange {

@@ -35,7 +35,7 @@ fn jobs(parts: &Parts) -> Jobs {
     jobs_up_to(parts, 1000)
 }
 
-fn jobs_up_to(parts: &Parts, most_open: u64) -> Jobs {
+fn jobs_up_to(parts: &Parts, max_open: u64) -> Jobs {
     let ingestion = Ingestion {
         service: parts.service.clone(),
         records: parts.store.clone(),
@@ -43,7 +43,7 @@ fn jobs_up_to(parts: &Parts, most_open: u64) -> Jobs {
         read: ReadOptions::default(),
         attempts: 1,
     };
-    Jobs::new(ingestion, most_open)
+    Jobs::new(ingestion, max_open)
 }
 
 /// Away until it is told to be there.
@@ -126,7 +126,7 @@ async fn a_job_is_refused_while_too_many_are_not_finished() {
     let second = submit().await.unwrap();
     let refused = submit().await.unwrap_err();
     assert!(
-        matches!(refused, ServiceError::TooManyJobs { open: 2 }),
+        matches!(refused, ServiceError::TooManyJobs { open: 2, bytes: 8 }),
         "{refused}"
     );
     assert_eq!(
@@ -143,6 +143,167 @@ async fn a_job_is_refused_while_too_many_are_not_finished() {
     }
     worker.stop().await;
     submit().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_job_is_refused_while_unfinished_ones_hold_too_many_bytes() {
+    let (parts, mut jobs) = setup().await;
+    jobs.max_open_bytes = 1000;
+    let submit = async |bytes: usize| jobs.submit(new_job(vec![("a.txt", vec![b'x'; bytes])])).await;
+    let large = submit(5000).await.unwrap();
+    let refused = submit(1).await.unwrap_err();
+    assert!(
+        matches!(refused, ServiceError::TooManyJobs { open: 1, bytes: 5000 }),
+        "{refused}"
+    );
+    jobs.cancel(&large.id).await.unwrap();
+    submit(400).await.unwrap();
+    submit(600).await.unwrap();
+    assert!(submit(1).await.is_err());
+    assert_eq!(parts.store.counts(stored::SIZE_KIND).await.unwrap().total, 2);
+}
+
+#[tokio::test]
+async fn jobs_are_listed_in_pages_newest_first() {
+    let (parts, jobs) = setup().await;
+    create(&parts, "d", "words").await;
+    let mut ids = Vec::new();
+    for n in 0..7 {
+        let new = NewJob {
+            collection: CollectionName::parse(if n == 3 { "d" } else { "c" }).unwrap(),
+            ..new_job(vec![("a.txt", b"text".to_vec())])
+        };
+        ids.push(jobs.submit(new).await.unwrap().id);
+        // Ids of one millisecond are in no order.
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    jobs.cancel(&ids[1]).await.unwrap();
+    jobs.cancel(&ids[5]).await.unwrap();
+    ids.reverse();
+    let pages = async |collection: Option<&CollectionName>| {
+        let (mut pages, mut before) = (Vec::new(), None);
+        loop {
+            let page = jobs.page(collection, before.as_deref(), 3).await.unwrap();
+            pages.push(page.jobs.into_iter().map(|job| job.id).collect::<Vec<_>>());
+            before = page.next;
+            if before.is_none() {
+                return pages;
+            }
+        }
+    };
+    let all = pages(None).await;
+    assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), [3, 3, 1]);
+    assert_eq!(all.concat(), ids);
+    let c = CollectionName::parse("c").unwrap();
+    ids.remove(3);
+    assert_eq!(pages(Some(&c)).await.concat(), ids);
+}
+
+/// The first claim of a job after its worker died, as the next process makes it.
+async fn crash(parts: &Parts, id: &str) {
+    let record = raw(parts, KIND, id).await;
+    let due = RecordChange::Put {
+        kind: KIND.to_owned(),
+        key: id.to_owned(),
+        group: record.group,
+        value: record.value,
+        due: Some(now()),
+        expect: Expect::Anything,
+    };
+    parts.store.apply(vec![due]).await.unwrap();
+}
+
+/// Never answers for a text with this word, so that its worker can die meanwhile.
+struct DeadlyEmbedder {
+    model: Arc<WordEmbedder>,
+    reached: Notify,
+}
+
+#[async_trait]
+impl Embedder for DeadlyEmbedder {
+    fn info(&self) -> &ModelInfo {
+        self.model.info()
+    }
+
+    async fn embed(&self, inputs: Vec<EmbedInput>, role: Role) -> Result<Vec<Embedding>, ModelError> {
+        let is_deadly =
+            |input: &EmbedInput| matches!(input, EmbedInput::Text(text) if text.contains("deadly"));
+        if inputs.iter().any(is_deadly) {
+            self.reached.notify_one();
+            std::future::pending::<()>().await;
+        }
+        self.model.embed(inputs, role).await
+    }
+}
+
+#[tokio::test]
+async fn a_job_whose_document_kills_the_process_is_given_up_and_others_are_done() {
+    let deadly = Arc::new(DeadlyEmbedder {
+        model: WordEmbedder::new("words"),
+        reached: Notify::new(),
+    });
+    let parts = parts(Models::new(vec![Arc::clone(&deadly) as _], None));
+    create(&parts, "c", "words").await;
+    let jobs = jobs(&parts);
+    let documents = ["harmless", "deadly", "also harmless"];
+    let names: Vec<String> = documents.iter().map(|text| format!("{text}.txt")).collect();
+    let items = names.iter().zip(documents);
+    let items = items.map(|(name, text)| (name.as_str(), text.as_bytes().to_vec()));
+    let job = jobs.submit(new_job(items.collect())).await.unwrap();
+    let mut crashes = 0;
+    while !jobs.get(&job.id).await.unwrap().unwrap().state.is_final() {
+        let worker = jobs.worker().start();
+        tokio::select! {
+            () = deadly.reached.notified() => crashes += 1,
+            _ = finished(&jobs, &job.id) => {}
+        }
+        // The worker dies without releasing its job.
+        drop(worker);
+        crash(&parts, &job.id).await;
+        assert!(crashes < 10, "the job is never given up");
+    }
+    let failed = jobs.get(&job.id).await.unwrap().unwrap();
+    assert_eq!((failed.state, crashes), (JobState::Failed, 4), "{failed:?}");
+    let error = failed.error.unwrap();
+    assert!(error.contains("'deadly.txt'"), "{error}");
+    assert_eq!(failed.report.documents.added, 1, "those before it are stored");
+    assert_eq!((payload(&parts).await, lists(&parts).await), (0, 0));
+}
+
+#[tokio::test]
+async fn a_server_that_stops_properly_counts_no_crash() {
+    let deadly = Arc::new(DeadlyEmbedder {
+        model: WordEmbedder::new("words"),
+        reached: Notify::new(),
+    });
+    let parts = parts(Models::new(vec![Arc::clone(&deadly) as _], None));
+    create(&parts, "c", "words").await;
+    let jobs = jobs(&parts);
+    let item = vec![("a.txt", b"deadly".to_vec())];
+    let job = jobs.submit(new_job(item)).await.unwrap();
+    for _ in 0..5 {
+        let worker = jobs.worker().start();
+        deadly.reached.notified().await;
+        worker.stop().await;
+    }
+    let waiting = jobs.get(&job.id).await.unwrap().unwrap();
+    assert_eq!(waiting.state, JobState::Queued);
+}
+
+#[tokio::test]
+async fn the_job_of_a_dead_process_can_be_claimed_within_thirty_seconds() {
+    let (_parts, jobs) = setup().await;
+    let job = jobs
+        .submit(new_job(vec![("a.txt", b"text".to_vec())]))
+        .await
+        .unwrap();
+    let claimed_at = async |now| worker::claim(&jobs, now).await.unwrap().map(|record| record.key);
+    let died = now();
+    assert_eq!(claimed_at(died).await.as_ref(), Some(&job.id));
+    assert_eq!(claimed_at(died + 1000).await, None, "it may be alive");
+    // The other process may have polled just before the lease ran out.
+    let last_poll = died + 30_000 - lease::millis(worker::POLL_INTERVAL);
+    assert_eq!(claimed_at(last_poll).await, Some(job.id));
 }
 
 /// It is written after every group of documents, and every few seconds.

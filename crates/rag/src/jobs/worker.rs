@@ -1,40 +1,48 @@
-//! Doing jobs: of one collection one at a time, of several a few.
+//! The worker of the job queue: jobs of one collection run one at a time, of several a few at once.
 
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use ragstone_core::backoff::{Backoff, RetryLimits};
 use ragstone_core::collection::CollectionName;
-use ragstone_core::records::{Applied, Expect, Millis, RecordChange};
+use ragstone_core::records::{Expect, Millis, Record, RecordChange};
 use ragstone_core::storage::StorageError;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 
 use super::stored::{ItemRecord, Items, JobRecord, KIND, PART_KIND, Stored};
-use super::{JobState, Jobs, Running, now};
+use super::{JobState, Jobs, Running};
 use crate::error::ServiceError;
 use crate::ingest::{IngestTarget, Input, Progress, UNKNOWN_TYPE};
+use crate::lease::{ClaimRequest, Leases, millis, now};
 
-/// A worker that is silent for this long is taken for dead.
-const LEASE: Millis = 10_000;
-const HEARTBEAT: Duration = Duration::from_secs(3);
-/// How long an idle worker waits before it looks again for what other processes left.
-const POLL: Duration = Duration::from_secs(2);
-/// How far a job is, is noted after so many documents or so many bytes.
+/// A worker that is silent for this long counts as dead.
+static LEASES: Leases = Leases::shared(Duration::from_secs(10));
+/// How long an idle worker waits before it looks for jobs that other processes left.
+pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// Progress is stored after so many documents or so many bytes.
 const GROUP_ITEMS: usize = 64;
 const GROUP_BYTES: u64 = 4 << 20;
-/// So many at once, so that a large job does not keep a small one of another collection waiting.
-const AT_ONCE: usize = 2;
-/// What a job needs may be away for about a day, at one attempt a minute.
-const MAX_ATTEMPTS: u32 = 24 * 60;
-const MAX_WAIT: Millis = 60_000;
-/// How long a job waits that finds an earlier one which nobody has taken yet.
-const BEHIND: Millis = 200;
+/// Several at once, so that a large job does not delay a small one of another collection.
+const PARALLEL_JOBS: usize = 2;
+/// A model or store that a job needs may be unavailable for about a day, at one attempt a minute.
+const BACKOFF: Backoff = Backoff {
+    max_attempts: 24 * 60,
+    first_delay: Duration::from_secs(2),
+    max_delay: Duration::from_secs(60),
+    jitter: 0.0,
+};
+/// A job is given up after the process has died so often without progress. A document that kills the
+/// process must not do so at every start.
+const MAX_CRASHES: u32 = 3;
+/// The delay of a job behind an earlier one of its collection that no worker has claimed yet.
+const QUEUE_DELAY: Millis = 200;
 
-/// Serves the queue until it is told to stop.
+/// Serves the queue until it is stopped.
 pub struct Worker {
     jobs: Jobs,
-    /// True once the server is stopping: hand back what is being worked on.
+    /// True once the server stops: release what is in flight.
     stop: watch::Sender<bool>,
     tasks: Vec<JoinHandle<()>>,
 }
@@ -50,7 +58,7 @@ impl Worker {
 
     /// Starts working in the background.
     pub fn start(mut self) -> Self {
-        for _ in 0..AT_ONCE {
+        for _ in 0..PARALLEL_JOBS {
             let jobs = self.jobs.clone();
             let stop = self.stop.subscribe();
             self.tasks
@@ -59,7 +67,7 @@ impl Worker {
         self
     }
 
-    /// Hands back the jobs that are being worked on, so that the next start goes on with them at once.
+    /// Releases the jobs in flight, so that the next start continues them at once.
     pub async fn stop(mut self) {
         self.stop.send_replace(true);
         for task in std::mem::take(&mut self.tasks) {
@@ -77,7 +85,7 @@ impl Drop for Worker {
 }
 
 async fn stopped(stop: &mut watch::Receiver<bool>) {
-    // Whoever could say so being gone means the same.
+    // A dropped sender means the same.
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
@@ -85,64 +93,71 @@ async fn serve(jobs: &Jobs, mut stop: watch::Receiver<bool>) {
     let shared = Arc::clone(&jobs.shared);
     while !*stop.borrow() {
         match work_once(jobs, &mut stop).await {
-            Ok(Found::Job) => {}
-            Ok(Found::Stop) => return,
-            found => {
-                if let Err(error) = found {
-                    tracing::warn!(%error, "jobs cannot be looked for");
+            Ok(Next::Continue) => {}
+            Ok(Next::Stop) => return,
+            idle => {
+                if let Err(error) = idle {
+                    tracing::warn!(%error, "the job queue could not be read");
                 }
                 tokio::select! {
                     () = shared.wake.notified() => {}
                     () = stopped(&mut stop) => return,
-                    () = tokio::time::sleep(POLL) => {}
+                    () = tokio::time::sleep(POLL_INTERVAL) => {}
                 }
             }
         }
     }
 }
 
-enum Found {
-    Job,
-    Nothing,
+/// What the worker does after a job.
+enum Next {
+    Continue,
+    /// Nothing is due: wait.
+    Wait,
     Stop,
 }
 
-async fn work_once(jobs: &Jobs, stop: &mut watch::Receiver<bool>) -> Result<Found, StorageError> {
+pub(super) async fn claim(jobs: &Jobs, now: Millis) -> Result<Option<Record>, StorageError> {
+    let request = ClaimRequest::new(&[KIND], 1, now);
+    let mut claim = LEASES.claim(&*jobs.ingestion.records, request).await?;
+    Ok(claim.take().into_iter().flatten().next())
+}
+
+async fn work_once(jobs: &Jobs, stop: &mut watch::Receiver<bool>) -> Result<Next, StorageError> {
     let now = now();
-    let claimed = jobs.ingestion.records.claim(KIND, 1, now, now + LEASE).await?;
-    let Some(record) = claimed.first() else {
-        return Ok(Found::Nothing);
+    let Some(record) = claim(jobs, now).await? else {
+        return Ok(Next::Wait);
     };
-    let Some(stored) = Stored::read(record) else {
-        tracing::error!(job = record.key, "a job's record cannot be read and is removed");
+    let Some(stored) = Stored::read(&record) else {
+        tracing::error!(job = record.key, "the record of a job is damaged; deleting it");
         jobs.ingestion
             .records
             .apply(vec![delete_job(&record.key, record.version)])
             .await?;
-        return Ok(Found::Job);
+        return Ok(Next::Continue);
     };
     if stored.record.state.is_final() {
-        // It was kept long enough. Its documents should be gone already; a crash may have left some.
+        // Its retention is over. Its documents should be gone; a crash may have left some.
         jobs.drop_items(&stored).await?;
         let gone = delete_job(&stored.id, stored.version);
         jobs.ingestion.records.apply(vec![gone]).await?;
-        return Ok(Found::Job);
+        return Ok(Next::Continue);
     }
     if let Some(first) = jobs.first_open(&stored.record.collection).await?
         && first.key != stored.id
     {
-        let due = first.due.unwrap_or(now).max(now + BEHIND);
-        release(jobs, stored, due).await?;
-        return Ok(Found::Job);
+        let run_at = first.due.unwrap_or(now).max(now + QUEUE_DELAY);
+        release(jobs, stored, run_at).await?;
+        return Ok(Next::Continue);
     }
     let id = stored.id.clone();
-    let ended = do_job(jobs, stored, stop).await;
+    let next = run_job(jobs, stored, stop).await;
     jobs.shared
         .running
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .remove(&id);
-    ended
+    next
 }
 
 fn delete_job(id: &str, version: u64) -> RecordChange {
@@ -153,31 +168,39 @@ fn delete_job(id: &str, version: u64) -> RecordChange {
     }
 }
 
-async fn do_job(
+async fn run_job(
     jobs: &Jobs,
     mut stored: Stored,
     stop: &mut watch::Receiver<bool>,
-) -> Result<Found, StorageError> {
-    stored.record.state = JobState::Running;
-    stored.record.started.get_or_insert_with(now);
-    let cancel = Arc::new(Notify::new());
+) -> Result<Next, StorageError> {
     let items = jobs.items(&stored).await?;
-    if items.list.len() as u64 != stored.record.item_count {
-        let lost = Some("its documents are no longer there".to_owned());
-        jobs.end(&mut stored, JobState::Failed, lost).await?;
-        return Ok(Found::Job);
+    if let Some(reason) = why_given_up(&stored.record, &items) {
+        tracing::error!(job = stored.id, reason, "ingestion job given up");
+        jobs.end(&mut stored, JobState::Failed, Some(reason)).await?;
+        return Ok(Next::Continue);
+    }
+    let record = &mut stored.record;
+    record.state = JobState::Running;
+    record.started.get_or_insert_with(now);
+    if record.crashes > 0 {
+        let crashed_in = next_group(&items.list, record.next, GROUP_ITEMS);
+        record.suspect_until = record.suspect_until.max(crashed_in.end);
     }
     tracing::info!(
         job = stored.id,
         collection = stored.record.collection,
         "ingestion job started"
     );
+    let cancel = Arc::new(Notify::new());
     loop {
-        let group = next_group(&items.list, stored.record.next);
+        // After a crash, one document at a time shows which one was the cause.
+        let is_suspect = stored.record.next < stored.record.suspect_until;
+        let most = if is_suspect { 1 } else { GROUP_ITEMS };
+        let group = next_group(&items.list, stored.record.next, most);
         if group.is_empty() {
             jobs.end(&mut stored, JobState::Done, None).await?;
             tracing::info!(job = stored.id, "ingestion job done");
-            return Ok(Found::Job);
+            return Ok(Next::Continue);
         }
         let progress = Arc::new(Progress::default());
         let running = Running {
@@ -190,44 +213,75 @@ async fn do_job(
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .insert(stored.id.clone(), running);
+        let turn = jobs.shared.isolation.enter(is_suspect);
+        let _turn = match attend(jobs, &mut stored, turn, &cancel, stop).await {
+            Ok(turn) => turn,
+            Err(interrupted) => return leave(jobs, stored, interrupted).await,
+        };
+        // Stored before the work begins: should the process die, the next one finds the attempt.
+        stored.record.crashes += 1;
         if !renew(jobs, &mut stored).await? {
-            return Ok(Found::Job);
+            return Ok(Next::Continue);
         }
-        let work = Work {
+        let record = stored.record.clone();
+        let work = GroupOfItems {
             items: &items,
             group: group.clone(),
             progress: &progress,
         };
-        match attend(jobs, &mut stored, work, &cancel, stop).await? {
-            Attended::Done(Ok(())) => {
-                let snapshot = progress.snapshot();
-                stored.record.report.add(&snapshot);
-                stored.record.next = group.end;
-                stored.record.attempts = 0;
-                stored.record.error = None;
+        let outcome = attend(
+            jobs,
+            &mut stored,
+            ingest_group(jobs, &record, work),
+            &cancel,
+            stop,
+        )
+        .await;
+        match outcome {
+            Ok(Ok(())) => {
+                let record = &mut stored.record;
+                record.report.add(&progress.snapshot());
+                record.next = group.end;
+                record.attempts = 0;
+                record.crashes = 0;
+                record.error = None;
                 if !renew(jobs, &mut stored).await? {
-                    return Ok(Found::Job);
+                    return Ok(Next::Continue);
                 }
                 let parts = items.delete_parts(group);
                 jobs.ingestion.records.apply(parts).await?;
             }
-            Attended::Done(Err(error)) => {
+            Ok(Err(error)) => {
+                stored.record.crashes -= 1;
                 give_up_or_retry(jobs, stored, error).await?;
-                return Ok(Found::Job);
+                return Ok(Next::Continue);
             }
-            Attended::Lost => return Ok(Found::Job),
-            Attended::Stopping => {
-                release(jobs, stored, now()).await?;
-                return Ok(Found::Stop);
+            Err(interrupted) => {
+                stored.record.crashes -= 1;
+                return leave(jobs, stored, interrupted).await;
             }
         }
     }
 }
 
-fn next_group(items: &[ItemRecord], start: usize) -> Range<usize> {
+/// The reason why a job cannot be continued, if there is one.
+fn why_given_up(record: &JobRecord, items: &Items) -> Option<String> {
+    if items.list.len() as u64 != record.item_count {
+        return Some("its documents are no longer there".to_owned());
+    }
+    let source = items.list.get(record.next).map(|item| &item.source)?;
+    (record.crashes >= MAX_CRASHES).then(|| {
+        format!(
+            "the server died {} times while ingesting '{source}': remove this document and submit the rest",
+            record.crashes
+        )
+    })
+}
+
+fn next_group(items: &[ItemRecord], start: usize, most: usize) -> Range<usize> {
     let mut bytes = 0;
     let mut end = start;
-    for item in items.iter().skip(start).take(GROUP_ITEMS) {
+    for item in items.iter().skip(start).take(most) {
         if end > start && bytes + item.bytes > GROUP_BYTES {
             break;
         }
@@ -237,48 +291,56 @@ fn next_group(items: &[ItemRecord], start: usize) -> Range<usize> {
     start..end
 }
 
-enum Attended {
-    Done(Result<(), ServiceError>),
-    /// Cancelled, or another process has it.
+/// Why work on a job ended early.
+enum Interrupted {
+    /// The job was cancelled, or another process took it over.
     Lost,
     Stopping,
 }
 
+/// Works while holding the lease.
+async fn attend<T>(
+    jobs: &Jobs,
+    stored: &mut Stored,
+    work: impl Future<Output = T>,
+    cancel: &Notify,
+    stop: &mut watch::Receiver<bool>,
+) -> Result<T, Interrupted> {
+    let interruptible = async {
+        tokio::select! {
+            done = work => Ok(done),
+            () = cancel.notified() => Err(Interrupted::Lost),
+            () = stopped(stop) => Err(Interrupted::Stopping),
+        }
+    };
+    LEASES
+        .hold(&*jobs.ingestion.records, stored, interruptible)
+        .await
+        .unwrap_or(Err(Interrupted::Lost))
+}
+
+async fn leave(jobs: &Jobs, stored: Stored, interrupted: Interrupted) -> Result<Next, StorageError> {
+    match interrupted {
+        Interrupted::Lost => {
+            tracing::info!(job = stored.id, "ingestion job cancelled or taken over");
+            Ok(Next::Continue)
+        }
+        Interrupted::Stopping => {
+            release(jobs, stored, now()).await?;
+            Ok(Next::Stop)
+        }
+    }
+}
+
 /// Some of the documents of a job.
-struct Work<'a> {
+struct GroupOfItems<'a> {
     items: &'a Items,
     group: Range<usize>,
     progress: &'a Arc<Progress>,
 }
 
-/// Works on a group while keeping the lease.
-async fn attend(
-    jobs: &Jobs,
-    stored: &mut Stored,
-    work: Work<'_>,
-    cancel: &Notify,
-    stop: &mut watch::Receiver<bool>,
-) -> Result<Attended, StorageError> {
-    let record = stored.record.clone();
-    let mut work = Box::pin(ingest_group(jobs, &record, work));
-    let mut beat = tokio::time::interval(HEARTBEAT);
-    beat.tick().await;
-    loop {
-        tokio::select! {
-            done = &mut work => return Ok(Attended::Done(done)),
-            () = cancel.notified() => return Ok(Attended::Lost),
-            () = stopped(stop) => return Ok(Attended::Stopping),
-            _ = beat.tick() => match renew(jobs, stored).await {
-                Ok(true) => {}
-                Ok(false) => return Ok(Attended::Lost),
-                Err(error) => tracing::warn!(%error, job = stored.id, "a job's lease could not be renewed"),
-            },
-        }
-    }
-}
-
-async fn ingest_group(jobs: &Jobs, record: &JobRecord, work: Work<'_>) -> Result<(), ServiceError> {
-    let Work {
+async fn ingest_group(jobs: &Jobs, record: &JobRecord, work: GroupOfItems<'_>) -> Result<(), ServiceError> {
+    let GroupOfItems {
         items,
         group,
         progress,
@@ -327,69 +389,51 @@ async fn ingest_group(jobs: &Jobs, record: &JobRecord, work: Work<'_>) -> Result
     Ok(())
 }
 
-/// Writes the record as it stands, with a new lease. False when it is no longer ours.
+/// Stores the record with a new lease. `false` if the job was cancelled or taken over.
 async fn renew(jobs: &Jobs, stored: &mut Stored) -> Result<bool, StorageError> {
-    let change = stored
-        .record
-        .put(&stored.id, Some(now() + LEASE), Expect::Version(stored.version));
-    let applied = jobs.ingestion.records.apply(vec![change]).await?;
-    let [Applied::Done { version }] = applied[..] else {
-        tracing::info!(job = stored.id, "a job was cancelled or taken over");
-        return Ok(false);
-    };
-    stored.version = version;
-    Ok(true)
+    let is_ours = LEASES.renew(&*jobs.ingestion.records, stored).await?;
+    if !is_ours {
+        tracing::info!(job = stored.id, "ingestion job cancelled or taken over");
+    }
+    Ok(is_ours)
 }
 
-/// Back into the queue.
-async fn release(jobs: &Jobs, mut stored: Stored, due: Millis) -> Result<(), StorageError> {
+/// Puts a job back into the queue.
+async fn release(jobs: &Jobs, mut stored: Stored, run_at: Millis) -> Result<(), StorageError> {
     stored.record.state = JobState::Queued;
-    let change = stored
-        .record
-        .put(&stored.id, Some(due), Expect::Version(stored.version));
-    jobs.ingestion.records.apply(vec![change]).await.map(|_| ())
+    LEASES
+        .release(&*jobs.ingestion.records, &[stored], |_| run_at)
+        .await
 }
 
-/// What may pass is tried again later; what will not is the end of the job.
+/// Retries a job that failed for a passing reason, and ends any other.
 async fn give_up_or_retry(jobs: &Jobs, mut stored: Stored, error: ServiceError) -> Result<(), StorageError> {
-    let passing = match &error {
-        ServiceError::Model(error) => error.retry_after().is_some(),
-        ServiceError::Storage(StorageError::Unavailable { .. }) | ServiceError::ModelNotLoaded { .. } => true,
-        _ => false,
+    let retry_after = match &error {
+        ServiceError::Model(error) => error.retry_after(),
+        ServiceError::Storage(StorageError::Unavailable { retry_after, .. }) => Some(*retry_after),
+        ServiceError::ModelNotLoaded { .. } => Some(Duration::ZERO),
+        _ => None,
     };
     stored.record.attempts += 1;
     let message = error.to_string();
-    if passing && stored.record.attempts < MAX_ATTEMPTS {
-        let wait = MAX_WAIT.min(1000 << stored.record.attempts.min(8));
-        tracing::warn!(job = stored.id, %error, retry_in_ms = wait, "an ingestion job waits");
+    let attempts = stored.record.attempts;
+    if let Some(retry_after) = retry_after
+        && let Some(delay) = BACKOFF.retry(attempts, 0.0, RetryLimits::default())
+    {
+        let delay = delay.max(retry_after);
+        tracing::warn!(job = stored.id, %error, ?delay, "ingestion job failed; retrying");
         stored.record.error = Some(message);
-        return release(jobs, stored, now() + wait).await;
+        return release(jobs, stored, now().saturating_add(millis(delay))).await;
     }
-    tracing::error!(job = stored.id, %error, "an ingestion job failed");
-    // The reason may be of no concern to clients; the log has it.
+    tracing::error!(job = stored.id, %error, "ingestion job failed");
+    // Internal details of the store stay in the log.
     let message = match error {
         ServiceError::Storage(StorageError::Failed(_)) => {
-            "the store failed; the server's log says more".to_owned()
+            "the store failed; see the log of the server".to_owned()
         }
         _ => message,
     };
     jobs.end(&mut stored, JobState::Failed, Some(message))
         .await
         .map(|_| ())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_job_of_a_dead_process_is_taken_over_within_thirty_seconds() {
-        // The lease may have been renewed just before it died, and the others just have looked.
-        let lease = Duration::from_millis(LEASE.unsigned_abs());
-        assert!(lease + POLL <= Duration::from_secs(30));
-        assert!(
-            HEARTBEAT * 3 < lease,
-            "a live worker misses beats without losing its job"
-        );
-    }
 }

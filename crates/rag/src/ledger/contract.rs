@@ -1,7 +1,6 @@
 //! The service side of the embedding contract.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry as MapEntry;
+use std::collections::HashSet;
 
 use ragstone_core::error::InvalidInput;
 use ragstone_core::model::{EmbedInput, ModelError, Role};
@@ -11,15 +10,18 @@ use crate::Models;
 use crate::error::ServiceError;
 use crate::models::embed_all;
 
-/// Each chunk that is answered carries all of these: what is long here would be long many times over.
+/// Every chunk of an answer repeats the ids of its request.
 const MAX_ID_BYTES: usize = 512;
 
-/// A request as it came in: every field may be missing.
+/// A request before validation: every field may be missing.
 #[derive(Debug, Clone, Default)]
 pub struct EmbeddingRequest {
     pub knowledgebase_id: Option<String>,
     pub chunks: Vec<ChunkRequest>,
     pub model_id: Option<String>,
+    /// Answer skipped chunks with their vectors, so that a request whose answer was lost can be
+    /// repeated.
+    pub include_vectors: bool,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -40,18 +42,20 @@ pub struct EmbeddedChunk {
     pub vector: Vec<f32>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct SkippedChunk {
     pub chunk_id: String,
     pub embedding_id: String,
+    /// Only if the request asks for it.
+    pub vector: Option<Vec<f32>>,
 }
 
-/// Every chunk of the request is in one of the two.
+/// Every chunk of the request is in `embeddings` or in `skipped`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Embedded {
     pub embeddings: Vec<EmbeddedChunk>,
     pub skipped: Vec<SkippedChunk>,
-    /// Indexes in the request of chunks of which only the beginning was embedded.
+    /// Indexes of the chunks that were truncated before embedding.
     pub truncated: Vec<usize>,
 }
 
@@ -63,12 +67,13 @@ struct Chunk {
     key: LedgerKey,
 }
 
-/// Embeds what the ledger does not know yet. Whatever is answered as embedded is in the ledger.
+/// Embeds content that is not in the ledger. Every vector of the answer is stored in the ledger.
 pub async fn embed_chunks(
     models: &Models,
     ledger: &Ledger,
     request: EmbeddingRequest,
 ) -> Result<Embedded, ServiceError> {
+    let include_vectors = request.include_vectors;
     let knowledge_base = identifier(request.knowledgebase_id, "knowledgebase_id", None)?;
     let mut checked = Vec::with_capacity(request.chunks.len());
     for (index, raw) in request.chunks.into_iter().enumerate() {
@@ -113,27 +118,17 @@ pub async fn embed_chunks(
     let keys: Vec<LedgerKey> = chunks.iter().map(|chunk| chunk.key.clone()).collect();
     let mut known = ledger.find(&keys).await?;
     let unknown: Vec<LedgerKey> = keys.into_iter().filter(|key| !known.contains_key(key)).collect();
-    // Held until what is new is in the ledger, where others who wait for it find it.
+    // Held until new content is in the ledger, where waiting requests find it.
     let _turn = ledger.turn(unknown.clone()).await;
     known.extend(ledger.find(&unknown).await?);
-    let mut known: HashMap<LedgerKey, String> = known
-        .into_iter()
-        .map(|(key, entry)| (key, entry.embedding_id))
-        .collect();
     let mut skipped = Vec::new();
-    let mut new = Vec::new();
+    let mut new: Vec<Chunk> = Vec::new();
+    let mut keys_of_new = HashSet::new();
     for chunk in chunks {
-        match known.entry(chunk.key.clone()) {
-            MapEntry::Occupied(known) => {
-                skipped.push(SkippedChunk {
-                    chunk_id: chunk.id,
-                    embedding_id: known.get().clone(),
-                });
-            }
-            MapEntry::Vacant(unknown) => {
-                unknown.insert(chunk.key.embedding_id());
-                new.push(chunk);
-            }
+        if known.contains_key(&chunk.key) || !keys_of_new.insert(chunk.key.clone()) {
+            skipped.push(chunk);
+        } else {
+            new.push(chunk);
         }
     }
 
@@ -159,7 +154,7 @@ pub async fn embed_chunks(
             )
         })
         .collect();
-    let written = ledger.record(entries).await?;
+    let written = ledger.record_in(scope, entries).await?;
     let cut = new
         .iter()
         .zip(&vectors)
@@ -169,11 +164,15 @@ pub async fn embed_chunks(
     for ((chunk, embedding), written) in new.into_iter().zip(vectors).zip(written) {
         // The id follows from the key, so it is also that of the request that came first.
         let embedding_id = chunk.key.embedding_id();
+        if !skipped.is_empty() || !written {
+            let entry = Entry {
+                embedding_id: embedding_id.clone(),
+                vector: embedding.vector.clone(),
+            };
+            known.insert(chunk.key.clone(), entry);
+        }
         if !written {
-            skipped.push(SkippedChunk {
-                chunk_id: chunk.id,
-                embedding_id,
-            });
+            skipped.push(chunk);
             continue;
         }
         embeddings.push(EmbeddedChunk {
@@ -186,6 +185,20 @@ pub async fn embed_chunks(
             vector: embedding.vector,
         });
     }
+    let skipped = skipped
+        .into_iter()
+        .map(|chunk| {
+            let entry = known.get(&chunk.key);
+            SkippedChunk {
+                chunk_id: chunk.id,
+                embedding_id: entry
+                    .map_or_else(|| chunk.key.embedding_id(), |entry| entry.embedding_id.clone()),
+                vector: entry
+                    .filter(|_| include_vectors)
+                    .map(|entry| entry.vector.clone()),
+            }
+        })
+        .collect();
     Ok(Embedded {
         embeddings,
         skipped,
@@ -193,14 +206,14 @@ pub async fn embed_chunks(
     })
 }
 
-/// A field that is there and says something.
+/// Checks that a field is present and not blank.
 fn required(value: Option<String>, name: &str, chunk: Option<usize>) -> Result<String, InvalidInput> {
     value
         .filter(|value| !value.trim().is_empty())
         .ok_or_else(|| wrong(format!("{name} is required"), chunk))
 }
 
-/// A required field that names something.
+/// Checks a required id.
 fn identifier(value: Option<String>, name: &str, chunk: Option<usize>) -> Result<String, InvalidInput> {
     let value = required(value, name, chunk)?;
     if value.len() > MAX_ID_BYTES {

@@ -1,8 +1,7 @@
-//! The other side of the embedding contract: an embedder that is somebody else's service.
+//! The client side of the embedding contract: an embedder that is an external service.
 //!
-//! The contract lets a service answer "skipped" for content that it has embedded before, without
-//! the vector. So the vectors of passages are kept in our own ledger, and what is in there is never
-//! sent.
+//! The contract lets a service answer "skipped", without the vector, for content that it has embedded
+//! before. So our own ledger keeps the vectors of passages, and content in the ledger is never sent.
 
 use std::collections::HashMap;
 
@@ -20,7 +19,7 @@ use ragstone_providers::embedding::{
 use super::{Entry, Ledger, LedgerKey, Scope};
 use crate::ingest::chunk::content_hash;
 
-/// What is sent in one request. Services refuse bodies of more than a few megabytes.
+/// The limits of one request. Services refuse bodies of more than a few megabytes.
 const REQUEST: CallLimits = CallLimits {
     texts: 128,
     bytes: 1 << 20,
@@ -30,19 +29,19 @@ type Known = HashMap<LedgerKey, Entry>;
 
 #[derive(Debug, Clone)]
 pub struct ContractSettings {
-    /// Under which the service keeps our content apart from that of others.
+    /// Separates our content at the service from that of others.
     pub knowledgebase_id: String,
     /// `name` is the model's id at the service; the identity carries the version it must answer with.
     pub info: ModelInfo,
 }
 
-/// Calls an external embedding service, for new content only.
+/// Sends new content to an external embedding service.
 pub struct ContractEmbedder {
     service: Service,
     ledger: Ledger,
 }
 
-/// The service by itself.
+/// The service without the ledger.
 struct Service {
     client: ContractClient,
     settings: ContractSettings,
@@ -50,7 +49,7 @@ struct Service {
 
 type Text = (LedgerKey, String);
 
-/// Has the service embed a word, as a question: nothing is kept of it.
+/// Embeds one word to see whether the service works. Nothing is stored.
 pub async fn probe(client: ContractClient, settings: ContractSettings) -> Result<(), ModelError> {
     let service = Service { client, settings };
     let ping = service.keyed("ping".to_owned());
@@ -65,20 +64,20 @@ impl ContractEmbedder {
         }
     }
 
-    /// Sends new content of one request, and keeps what comes back.
+    /// Sends one request of new content, and stores the vectors.
     async fn fetch(&self, new: &[Text]) -> Result<(), ModelError> {
         let (entries, skipped) = self
             .service
             .ask(&self.service.settings.knowledgebase_id, new)
             .await?;
-        self.ledger.record(entries).await.map_err(ledger_failed)?;
+        self.record(entries).await?;
         if skipped.is_empty() {
             return Ok(());
         }
-        // The service has these, and we have not: an earlier answer was lost on its way here.
+        // The service has these vectors and we do not: an earlier answer was lost.
         tracing::warn!(
             chunks = skipped.len(),
-            "asking again for embeddings whose vectors were lost"
+            "requesting embeddings anew whose vectors were lost"
         );
         let lost: Vec<Text> = new
             .iter()
@@ -86,15 +85,20 @@ impl ContractEmbedder {
             .cloned()
             .collect();
         let entries = self.service.ask_anew(&lost).await?;
-        self.ledger.record(entries).await.map_err(ledger_failed)?;
-        Ok(())
+        self.record(entries).await
     }
 
-    /// Has passages embedded that the ledger does not know, and adds all to what is known.
+    async fn record(&self, entries: Vec<(LedgerKey, Entry)>) -> Result<(), ModelError> {
+        let scope = Scope::Service(&self.service.settings.knowledgebase_id);
+        let recorded = self.ledger.record_in(scope, entries).await;
+        recorded.map(drop).map_err(ledger_failed)
+    }
+
+    /// Embeds passages that are not in the ledger, and adds them to the known ones.
     async fn learn(&self, new: Vec<Text>, known: &mut Known) -> Result<(), ModelError> {
         let mut new = new;
         let keys: Vec<LedgerKey> = new.iter().map(|(key, _)| key.clone()).collect();
-        // Held until the answer is in the ledger, where others who wait for it find it.
+        // Held until the answer is in the ledger, where waiting requests find it.
         let _turn = self.ledger.turn(keys.clone()).await;
         known.extend(self.ledger.find(&keys).await.map_err(ledger_failed)?);
         new.retain(|(key, _)| !known.contains_key(key));
@@ -108,7 +112,7 @@ impl ContractEmbedder {
         Ok(())
     }
 
-    /// Has questions embedded, and keeps nothing of them: there is no end to what is searched for.
+    /// Embeds queries. They are not stored: their number has no bound.
     async fn answer(&self, new: &[Text], known: &mut Known) -> Result<(), ModelError> {
         for chunks in requests(new) {
             known.extend(self.service.ask_anew(chunks).await?);
@@ -118,14 +122,14 @@ impl ContractEmbedder {
 }
 
 impl Service {
-    /// A text by what it is known by in the ledger.
+    /// A text with its key in the ledger.
     fn keyed(&self, text: String) -> Text {
         let scope = Scope::Service(&self.settings.knowledgebase_id);
         let key = LedgerKey::new(scope, &content_hash(&text), &self.settings.info.identity);
         (key, text)
     }
 
-    /// Asks under a knowledge base that was never used, where the contract makes everything new.
+    /// Asks under an unused knowledge base, where all content is new.
     async fn ask_anew(&self, chunks: &[Text]) -> Result<Vec<(LedgerKey, Entry)>, ModelError> {
         let unused = format!("{}-{}", self.settings.knowledgebase_id, uuid::Uuid::new_v4());
         let (entries, skipped) = self.ask(&unused, chunks).await?;
@@ -136,7 +140,7 @@ impl Service {
         Err(model_error(self.client.bad_answer(reason)))
     }
 
-    /// What the service embeds, and the chunks that it skips.
+    /// Returns the new vectors, and the chunks that the service skipped.
     async fn ask(
         &self,
         knowledge_base: &str,
@@ -176,7 +180,7 @@ impl Service {
         Ok((entries, answer.skipped))
     }
 
-    /// Another version makes other vectors, which must not be mixed with those that are there.
+    /// Checks the model: vectors of different versions must not be mixed.
     fn check(&self, answer: &ContractAnswer) -> Result<(), ModelError> {
         let identity = &self.settings.info.identity;
         let Some(first) = answer.embeddings.first() else {
@@ -207,8 +211,8 @@ impl Embedder for ContractEmbedder {
         &self.service.settings.info
     }
 
-    /// The contract knows no roles: a question is embedded like any other content, and one that is
-    /// the text of a passage takes its vector.
+    /// The contract has no roles: a query is embedded like other content, and a query that equals a
+    /// passage gets its vector.
     async fn embed(&self, inputs: Vec<EmbedInput>, role: Role) -> Result<Vec<Embedding>, ModelError> {
         let mut texts = Vec::with_capacity(inputs.len());
         for input in inputs {
@@ -245,7 +249,7 @@ impl Embedder for ContractEmbedder {
     }
 }
 
-/// What is sent together.
+/// Splits content into requests.
 fn requests(new: &[Text]) -> Vec<&[Text]> {
     split_by(new, REQUEST, |(_, text)| text.len())
 }

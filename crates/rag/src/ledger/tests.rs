@@ -27,12 +27,68 @@ fn request(base: &str, chunks: Vec<ChunkRequest>) -> EmbeddingRequest {
     EmbeddingRequest {
         knowledgebase_id: Some(base.into()),
         chunks,
-        model_id: None,
+        ..EmbeddingRequest::default()
     }
 }
 
 fn ledger(parts: &Parts) -> Ledger {
     Ledger::new(parts.store.clone())
+}
+
+#[tokio::test]
+async fn a_request_whose_answer_was_lost_can_be_repeated() {
+    let parts = parts(Models::new(vec![WordEmbedder::new("words")], None));
+    let (models, ledger) = (&parts.service.models, ledger(&parts));
+    let chunks = || {
+        vec![
+            chunk("a", "one", "h1"),
+            chunk("b", "two", "h2"),
+            chunk("c", "one", "h1"),
+        ]
+    };
+    let repeatable = || EmbeddingRequest {
+        include_vectors: true,
+        ..request("kb", chunks())
+    };
+    let first = embed_chunks(models, &ledger, repeatable()).await.unwrap();
+    assert_eq!((first.embeddings.len(), first.skipped.len()), (2, 1));
+    assert_eq!(
+        first.skipped[0].vector.as_ref(),
+        Some(&first.embeddings[0].vector),
+        "also of content that is twice in the request"
+    );
+    let second = embed_chunks(models, &ledger, repeatable()).await.unwrap();
+    assert_eq!((second.embeddings.len(), second.skipped.len()), (0, 3));
+    for (skipped, embedded) in second.skipped.iter().zip(&first.embeddings) {
+        assert_eq!(skipped.embedding_id, embedded.embedding_id);
+        assert_eq!(skipped.vector.as_ref(), Some(&embedded.vector));
+    }
+    let plain = embed_chunks(models, &ledger, request("kb", chunks()))
+        .await
+        .unwrap();
+    assert!(plain.skipped.iter().all(|skipped| skipped.vector.is_none()));
+}
+
+#[tokio::test]
+async fn the_entries_of_a_knowledge_base_can_be_deleted() {
+    let parts = parts(Models::new(vec![WordEmbedder::new("words")], None));
+    let (models, ledger) = (&parts.service.models, ledger(&parts));
+    let chunks = |count: usize| {
+        let chunks = (0..count).map(|n| chunk(&n.to_string(), &format!("text {n}"), &format!("h{n}")));
+        chunks.collect::<Vec<_>>()
+    };
+    for (base, count) in [("kb", PRUNE_BATCH + 1), ("other", 3)] {
+        embed_chunks(models, &ledger, request(base, chunks(count)))
+            .await
+            .unwrap();
+    }
+    assert_eq!(ledger.forget_knowledge_base("kb").await.unwrap(), 1001);
+    assert_eq!(ledger.forget_knowledge_base("kb").await.unwrap(), 0);
+    assert_eq!(parts.store.counts(KIND).await.unwrap().total, 3);
+    let again = embed_chunks(models, &ledger, request("kb", chunks(1)))
+        .await
+        .unwrap();
+    assert_eq!(again.embeddings.len(), 1, "it is embedded anew");
 }
 
 #[tokio::test]

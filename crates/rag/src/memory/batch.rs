@@ -1,4 +1,4 @@
-//! One round of embedding: calls, vectors, and what becomes of the entries.
+//! One round of embedding: calls, vectors, and the new state of the entries.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,18 +11,19 @@ use ragstone_core::records::{Applied, Expect, Millis, Record, RecordChange};
 use ragstone_core::storage::{DocumentBatch, StorageError, StoredDocument};
 use tokio::time::Instant;
 
-use super::buffer::{BufferOptions, Ownership, Worker};
+use super::buffer::Worker;
+use super::circuit::{Attempt, Failed};
 use super::entry::Kind;
-use super::pause::Failed;
+use super::removal;
 use super::stored::{FAILED, Stored, forget_note, note_key, vector_id};
-use super::{now, removal};
+use crate::lease::{Leased, millis, now};
 
-/// This part of the lease is left for storing vectors once the embedder has answered.
-const STORING: u32 = 6;
-/// No model refuses this for itself: whoever does refuses everything.
+/// This part of the lease is reserved for storing vectors after the embedder has answered.
+const STORING_PART: u32 = 6;
+/// No model refuses this text by itself. A provider that does refuses everything.
 const HARMLESS: &str = "ragstone";
-/// Text that the model refuses is tried again, but not often.
-const REFUSED_WAITS: u32 = 24;
+/// A text that the model refuses is retried, but not often.
+const REFUSED_DELAY_FACTOR: u32 = 24;
 
 /// An entry that this process has the lease of.
 #[derive(Debug, Clone)]
@@ -33,7 +34,7 @@ pub(super) struct Claimed {
 }
 
 impl Claimed {
-    /// A record that cannot be read stays where it is, and the log says so.
+    /// A damaged record stays where it is, and is logged.
     pub(super) fn read(record: Record) -> Option<Self> {
         match Stored::read(&record) {
             Ok(stored) => Some(Self {
@@ -42,7 +43,7 @@ impl Claimed {
                 stored,
             }),
             Err(error) => {
-                tracing::error!(id = %record.key, %error, "an entry of agent memory cannot be read");
+                tracing::error!(id = %record.key, %error, "an entry of agent memory is damaged");
                 None
             }
         }
@@ -53,7 +54,17 @@ impl Claimed {
     }
 }
 
-/// Why an entry has no vector yet.
+impl Leased for Claimed {
+    fn put(&self, run_at: Option<Millis>) -> Result<RecordChange, StorageError> {
+        self.stored.put(&self.key, run_at, Expect::Version(self.version))
+    }
+
+    fn set_version(&mut self, version: u64) {
+        self.version = version;
+    }
+}
+
+/// The reason why an entry has no vector yet.
 #[derive(Debug, Clone)]
 struct Failure {
     message: String,
@@ -64,10 +75,10 @@ struct Failure {
 enum Cause {
     /// The model refuses this very text.
     Text,
-    /// The provider is down or wrongly configured, or the store is away, which is not for the text to
-    /// pay for; it is left alone for at least this long.
+    /// The provider is down or misconfigured, or the store is unavailable. The text is not at fault.
+    /// The duration is how long to wait at least.
     Outage(Duration),
-    /// Something went wrong that may not the next time.
+    /// Another failure that may pass.
     Passing,
 }
 
@@ -75,25 +86,26 @@ enum Cause {
 struct Outcome {
     vectors: Vec<(Claimed, Vec<f32>)>,
     failures: Vec<(Claimed, Failure)>,
+    /// The first failure for which no text is to blame.
+    down: Option<Failure>,
 }
 
-/// The pause after so many failures in a row, with some chance in it so that processes spread out.
-pub(super) fn backoff(options: &BufferOptions, failures: u32) -> Duration {
-    let doubled = options
-        .first_pause
-        .saturating_mul(1 << failures.saturating_sub(1).min(16));
-    doubled
-        .min(options.max_pause)
-        .mul_f64(0.75 + 0.25 * fastrand::f64())
+impl Failure {
+    fn retry_after(&self) -> Duration {
+        match self.cause {
+            Cause::Outage(retry_after) => retry_after,
+            Cause::Text | Cause::Passing => Duration::ZERO,
+        }
+    }
 }
 
-/// Embeds what was claimed, a few calls at a time. Gives the kinds of which something was left.
+/// Embeds claimed entries, a few calls at a time. Returns the kinds of entries that were left.
 ///
-/// What one call brings is stored, whatever becomes of the others. None is begun after half of the
-/// time: as calls go, it would not end in the other half. Nor after another has failed.
+/// The vectors of one call are stored even if others fail. No call begins after half of the time, for
+/// it would not end in the other half, nor after another has failed.
 pub(super) async fn round(worker: Arc<Worker>, claimed: Vec<Claimed>, lease_ends: Instant) -> Vec<Kind> {
     let began = Instant::now();
-    let storing = worker.options.lease / STORING;
+    let storing = worker.options.lease / STORING_PART;
     let deadline = lease_ends.checked_sub(storing).unwrap_or(lease_ends);
     let last_start = began + deadline.saturating_duration_since(began) / 2;
     let mut limits = worker.embedder.limits();
@@ -101,81 +113,72 @@ pub(super) async fn round(worker: Arc<Worker>, claimed: Vec<Claimed>, lease_ends
     let worker = worker.as_ref();
     let left: Vec<Claimed> = stream::iter(into_batches(claimed, limits))
         .map(|batch| async move {
-            if Instant::now() > last_start || worker.pause.until().is_some() {
+            if Instant::now() > last_start {
                 return batch;
             }
-            embed_and_store(worker, batch, deadline).await;
+            let Some(attempt) = worker.circuit.enter() else {
+                return batch;
+            };
+            embed_and_store(worker, batch, attempt, deadline).await;
             Vec::new()
         })
         .buffer_unordered(worker.calls_at_once())
         .concat()
         .await;
     if left.is_empty() {
-        worker.pause.round_done(began);
+        worker.circuit.round_done(began);
         return Vec::new();
     }
-    if let Err(error) = give_back(worker, &left).await {
+    let records = worker.records.as_ref();
+    let saved_at = |claimed: &Claimed| claimed.stored.saved_at;
+    if let Err(error) = worker.leases.release(records, &left, saved_at).await {
         // They are due again when their lease runs out.
-        tracing::warn!(%error, "entries that were not embedded could not be given back");
+        tracing::warn!(%error, "entries that were not embedded could not be released");
     }
     let mut kinds: Vec<Kind> = left.iter().map(Claimed::kind).collect();
     kinds.dedup();
     kinds
 }
 
-/// Makes entries that nothing was done with due again.
-async fn give_back(worker: &Worker, entries: &[Claimed]) -> Result<(), StorageError> {
-    if worker.options.ownership == Ownership::Exclusive {
-        return Ok(());
-    }
-    let changes = entries
-        .iter()
-        .map(|claimed| {
-            let (due, expect) = (claimed.stored.saved_at, Expect::Version(claimed.version));
-            claimed.stored.put(&claimed.key, Some(due), expect)
-        })
-        .collect::<Result<Vec<_>, _>>()?;
-    worker.records.apply(changes).await?;
-    Ok(())
-}
-
-/// Each batch is stored by itself, as soon as it is there: short writes let others in between.
-async fn embed_and_store(worker: &Worker, batch: Vec<Claimed>, deadline: Instant) {
-    let began = Instant::now();
+/// Stores each batch as soon as it is embedded: short writes let others in between.
+async fn embed_and_store(worker: &Worker, batch: Vec<Claimed>, attempt: Attempt<'_>, deadline: Instant) {
+    let oldest = |entries: &[Claimed]| entries.iter().map(|claimed| claimed.stored.saved_at).min();
+    let oldest_of_batch = oldest(&batch);
     let mut outcome = embed(worker, batch, deadline).await;
     let embedded = outcome.vectors.len();
+    let mut failed = outcome.down.take().map(|failure| (failure, oldest_of_batch));
     if let Err((claimed, error)) = store_vectors(worker, outcome.vectors).await {
         tracing::error!(%error, "vectors of agent memory could not be stored");
         let message = "the vector could not be stored";
         let failure = match error {
             StorageError::Unavailable { retry_after, .. } => {
-                let oldest = claimed.iter().map(|claimed| claimed.stored.saved_at).min();
-                worker.pause.failed(
-                    &worker.options,
-                    Failed {
-                        error: message,
-                        at_least: retry_after,
-                        oldest,
-                    },
-                );
-                outage(&message, retry_after)
+                let failure = outage(&message, retry_after);
+                failed.get_or_insert((failure.clone(), oldest(&claimed)));
+                failure
             }
             _ => passing(&message),
         };
         outcome
             .failures
             .extend(claimed.into_iter().map(|claimed| (claimed, failure.clone())));
-    } else if embedded > 0 {
-        worker.pause.succeeded(began);
+    } else {
         metrics::counter!("ragstone_memory_embedded_total").increment(embedded as u64);
+    }
+    match failed {
+        None => attempt.succeeded(),
+        Some((failure, oldest)) => attempt.failed(Failed {
+            error: &failure.message,
+            retry_after: failure.retry_after(),
+            oldest,
+        }),
     }
     if !outcome.failures.is_empty() {
         note_failures(worker, outcome.failures).await;
     }
 }
 
-/// Batches within the limits, of about one size where their texts are short. A text that is too long
-/// by itself is a batch of its own.
+/// Batches within the limits, of about equal size if their texts are short. A text above the limit is
+/// a batch of its own.
 fn into_batches(claimed: Vec<Claimed>, limits: CallLimits) -> Vec<Vec<Claimed>> {
     let count = claimed.len().div_ceil(limits.texts.max(1)).max(1);
     let size = claimed.len().div_ceil(count);
@@ -197,8 +200,8 @@ fn into_batches(claimed: Vec<Claimed>, limits: CallLimits) -> Vec<Vec<Claimed>> 
     batches
 }
 
-/// Embeds a batch in one call. Where the model refuses the input, halves of it are tried, until the
-/// texts at fault are alone.
+/// Embeds a batch in one call. If the model refuses the input, tries halves of it until the texts at
+/// fault are alone.
 async fn embed(worker: &Worker, batch: Vec<Claimed>, deadline: Instant) -> Outcome {
     let mut outcome = Outcome::default();
     let mut waiting = vec![batch];
@@ -230,21 +233,8 @@ async fn embed(worker: &Worker, batch: Vec<Claimed>, deadline: Instant) -> Outco
             waiting.extend([rest, batch]);
             continue;
         }
-        let at_least = match failure.cause {
-            Cause::Text => None,
-            Cause::Outage(at_least) => Some(at_least),
-            Cause::Passing => Some(Duration::ZERO),
-        };
-        if let Some(at_least) = at_least {
-            let oldest = batch.iter().map(|claimed| claimed.stored.saved_at).min();
-            worker.pause.failed(
-                &worker.options,
-                Failed {
-                    error: &failure.message,
-                    at_least,
-                    oldest,
-                },
-            );
+        if failure.cause != Cause::Text {
+            outcome.down.get_or_insert_with(|| failure.clone());
         }
         let failures = batch.into_iter().map(|claimed| (claimed, failure.clone()));
         outcome.failures.extend(failures);
@@ -252,9 +242,9 @@ async fn embed(worker: &Worker, batch: Vec<Claimed>, deadline: Instant) -> Outco
     outcome
 }
 
-/// Why a call brought no vectors.
+/// A call without vectors.
 enum Refusal {
-    /// A provider refuses the request, for a text in it or for what is configured.
+    /// The provider refuses the request, because of a text in it or of its configuration.
     OfProvider(RemoteFailure),
     Other(Failure),
 }
@@ -318,7 +308,7 @@ async fn call(worker: &Worker, texts: Vec<String>, deadline: Instant) -> Result<
     }
 }
 
-/// Stores the vectors, then marks their entries done; gives the entries back when that fails.
+/// Stores the vectors, then marks their entries done. Returns the entries if that fails.
 async fn store_vectors(
     worker: &Worker,
     vectors: Vec<(Claimed, Vec<f32>)>,
@@ -349,7 +339,7 @@ async fn store_vectors(
     }
 }
 
-/// The text stays in the source store alone: a vector leads to it by its id.
+/// The text stays in the source store only: a vector leads to it by its id.
 fn vector_document(claimed: &Claimed, vector: Vec<f32>) -> Result<StoredDocument, StorageError> {
     let metadata: Metadata = claimed.stored.entry.metadata();
     Ok(StoredDocument {
@@ -368,7 +358,7 @@ async fn mark_done(worker: &Worker, claimed: &[Claimed], version: &str) -> Resul
         .map(|entry| {
             let stored = Stored {
                 embedded_by: Some(version.to_owned()),
-                ..entry.stored.clone().again()
+                ..entry.stored.clone().reset()
             };
             stored.put(&entry.key, None, Expect::Version(entry.version))
         })
@@ -381,43 +371,40 @@ async fn mark_done(worker: &Worker, claimed: &[Claimed], version: &str) -> Resul
         }
     }
     for (kind, mut keys) in changed {
-        // What was deleted must not keep the vector it just got. What was saved again is due again,
-        // unless it was embedded meanwhile: then its vector has just been replaced by an older one.
+        // A deleted entry must not keep its new vector. An entry that was saved again is due, unless it
+        // was embedded meanwhile: then an older vector has just replaced its newer one.
         let mut found = worker.records.get(kind.records(), &keys).await?;
         keys.retain(|key| found.iter().all(|record| record.key != *key));
         removal::remove_vectors(worker.store.as_ref(), kind, &keys).await?;
         found.retain(|record| record.due.is_none());
-        worker.records.apply(removal::embed_again(&found)?).await?;
+        worker.records.apply(removal::embed_anew(&found)?).await?;
     }
     Ok(())
 }
 
-/// Makes entries due again after a pause, or gives them up.
+/// Makes entries due after a delay, or gives them up.
 async fn note_failures(worker: &Worker, failures: Vec<(Claimed, Failure)>) {
     metrics::counter!("ragstone_memory_embed_failures_total").increment(failures.len() as u64);
     if let Some((_, failure)) = failures.first() {
         tracing::warn!(entries = failures.len(), error = %failure.message, "agent memory could not be embedded");
     }
     if let Err(error) = write_failures(worker, failures).await {
-        // The entries are due again, at once or when their leases run out. A store that cannot be
-        // written to would have the provider asked for the same texts again and again.
-        worker.pause.failed(
-            &worker.options,
-            Failed {
-                error: "the failure of a call could not be noted",
-                at_least: Duration::ZERO,
-                oldest: None,
-            },
-        );
-        tracing::error!(%error, "failures of embedding could not be noted");
+        // The entries are due again, now or when their leases run out. With a store that cannot be
+        // written, the provider would get the same texts over and over.
+        worker.circuit.open(Failed {
+            error: "failed entries could not be stored",
+            retry_after: Duration::ZERO,
+            oldest: None,
+        });
+        tracing::error!(%error, "failed entries could not be stored");
     }
 }
 
 async fn write_failures(worker: &Worker, failures: Vec<(Claimed, Failure)>) -> Result<(), StorageError> {
     let options = &worker.options;
     let (mut notes, mut changes, mut given_up) = (Vec::new(), Vec::new(), Vec::new());
-    // Behind those that have not been tried, lest one batch that cannot be embedded hold up all others.
-    let after_outage = now() + millis(backoff(options, worker.pause.failures()));
+    // Behind entries that were not tried yet: one batch that fails must not delay all others.
+    let after_outage = now() + millis(options.backoff.delay(worker.circuit.failures(), fastrand::f64()));
     for (claimed, failure) in failures {
         let mut stored = claimed.stored.clone();
         let is_refused = failure.cause == Cause::Text;
@@ -425,23 +412,24 @@ async fn write_failures(worker: &Worker, failures: Vec<(Claimed, Failure)>) -> R
             stored.attempts += 1;
         }
         stored.error = Some(failure.message);
-        let due = if matches!(failure.cause, Cause::Outage(_)) {
+        let run_at = if matches!(failure.cause, Cause::Outage(_)) {
             Some(after_outage)
-        } else if is_refused || stored.attempts >= options.max_attempts {
-            let wait = options
-                .try_failed_again
-                .saturating_mul(if is_refused { REFUSED_WAITS } else { 1 });
+        } else if is_refused || stored.attempts >= options.backoff.max_attempts {
+            let wait =
+                options
+                    .retry_failed_after
+                    .saturating_mul(if is_refused { REFUSED_DELAY_FACTOR } else { 1 });
             notes.push(failed_note(&claimed, now() + millis(wait)));
             given_up.push(changes.len());
             None
         } else {
-            Some(now() + millis(backoff(options, stored.attempts)))
+            Some(now() + millis(options.backoff.delay(stored.attempts, fastrand::f64())))
         };
-        let change = stored.put(&claimed.key, due, Expect::Version(claimed.version))?;
+        let change = stored.put(&claimed.key, run_at, Expect::Version(claimed.version))?;
         changes.push((claimed, change));
     }
-    // Notes come first: one without its entry is found and forgotten, but an entry that was given
-    // up without a note would never be tried again.
+    // Notes come first: a note without its entry is deleted later, but an entry that was given up
+    // without a note would never be retried.
     if !notes.is_empty() {
         worker.records.apply(notes).await?;
     }
@@ -459,19 +447,15 @@ async fn write_failures(worker: &Worker, failures: Vec<(Claimed, Failure)>) -> R
     Ok(())
 }
 
-fn failed_note(claimed: &Claimed, due: Millis) -> RecordChange {
+fn failed_note(claimed: &Claimed, run_at: Millis) -> RecordChange {
     RecordChange::Put {
         kind: FAILED.to_owned(),
         key: note_key(claimed.kind(), &claimed.key),
         group: String::new(),
         value: Vec::new(),
-        due: Some(due),
+        due: Some(run_at),
         expect: Expect::Anything,
     }
-}
-
-fn millis(duration: Duration) -> Millis {
-    Millis::try_from(duration.as_millis()).unwrap_or(i64::MAX / 4)
 }
 
 #[cfg(test)]
@@ -525,17 +509,5 @@ mod tests {
         let limits = CallLimits { texts: 4, bytes: 10 };
         let batches = into_batches(entries, limits);
         assert_eq!(batches.iter().map(Vec::len).collect::<Vec<_>>(), [2, 1, 1, 2, 1]);
-    }
-
-    #[test]
-    fn pauses_double_up_to_the_longest() {
-        let options = BufferOptions::default();
-        for (failures, at_most) in [(1, 500), (2, 1000), (3, 2000), (40, 30_000)] {
-            let pause = backoff(&options, failures).as_millis();
-            assert!(
-                pause <= at_most && pause * 4 >= at_most * 3,
-                "{failures}: {pause}"
-            );
-        }
     }
 }

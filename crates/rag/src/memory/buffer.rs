@@ -1,38 +1,37 @@
-//! The background worker that embeds what is due.
+//! The background worker that embeds due entries.
 //!
-//! A round takes due entries from the database, embeds them in calls of at most
-//! [`BufferOptions::batch`] texts and within the embedder's own limits, stores the vectors of each
-//! call and marks its entries done, with the version it was given: an entry that was saved again
-//! meanwhile stays due. Two rounds overlap, so that the provider is busy while the database is.
+//! A round claims due entries, embeds them in calls of at most [`BufferOptions::batch`] texts and within
+//! the embedder's own limits, stores the vectors of each call and marks its entries done at the claimed
+//! version: an entry that was saved again meanwhile stays due. Two rounds overlap, so that the provider
+//! is busy while the database is.
 //!
-//! A round begins when a batch is full or when the first entry of one has waited long enough.
-//! Saves tell the worker how many there are; that is only a hint, and a look into the database now
-//! and then finds what no hint told of: work left by an earlier process, by another one that died,
-//! and entries whose pause is over.
+//! A round begins when a batch is full or when its first entry has waited long enough. Saves hint how
+//! many entries are due. Hints may get lost, so the worker also polls the database: for work that an
+//! earlier process or a dead one left, and for entries whose delay is over.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use ragstone_core::model::Embedder;
-use ragstone_core::records::{Record, Records};
+use ragstone_core::backoff::Backoff;
+use ragstone_core::model::{Embedder, ModelIdentity};
+use ragstone_core::records::Records;
 use ragstone_core::storage::{Storage, StorageError};
 use tokio::sync::{Mutex, Notify, watch};
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::Instant;
 
 use super::batch::{self, Claimed};
+use super::circuit::EmbedderCircuit;
 use super::entry::Kind;
-use super::in_flight::{InFlight, Underway};
-use super::pause::Pause;
-use super::{now, reconcile};
+use super::reconcile;
+use crate::lease::{Claim, ClaimRequest, Leases, Ownership, now};
 
 /// Rounds at once.
 const ROUNDS: usize = 2;
-/// How long the worker leaves the database alone after it failed.
-const AFTER_STORE_FAILURE: Duration = Duration::from_secs(1);
-const MEASURE_EVERY: Duration = Duration::from_secs(3);
-/// Counting is dearer, and done every so many times.
+/// The delay after a failure of the database.
+const STORE_RETRY_DELAY: Duration = Duration::from_secs(1);
+const METRICS_INTERVAL: Duration = Duration::from_secs(3);
+/// Counting entries costs more, and happens every so many intervals.
 const COUNT_EVERY: u32 = 5;
 
 #[derive(Debug, Clone)]
@@ -41,29 +40,20 @@ pub struct BufferOptions {
     pub batch: usize,
     /// How many calls a round makes at once.
     pub parallel: usize,
-    /// The longest that an entry waits for others to share its call.
-    pub max_wait: Duration,
-    /// How often the database is looked into without a hint.
-    pub poll: Duration,
-    /// After this long, an entry that was claimed and not finished can be claimed again.
+    /// How long an entry waits for others to share its call.
+    pub batch_window: Duration,
+    /// How often the database is polled without a hint.
+    pub poll_interval: Duration,
+    /// After this long, an entry that was claimed and not finished can be claimed again. With
+    /// `poll_interval` it bounds how long the entries of a dead process wait: less than half a minute.
     pub lease: Duration,
     pub ownership: Ownership,
-    /// An entry that could not be embedded so often, by no outage, is given up for now.
-    pub max_attempts: u32,
-    /// The pause after the first failure; it doubles from one to the next.
-    pub first_pause: Duration,
-    pub max_pause: Duration,
-    /// An entry that was given up is tried again after this long, one that the model refused after
+    /// Delays after failures. An entry that failed `max_attempts` times, by no outage, is given up
+    /// for now.
+    pub backoff: Backoff,
+    /// An entry that was given up is retried after this long, one that the model refused after
     /// twenty-four times as long.
-    pub try_failed_again: Duration,
-}
-
-/// Whether other processes may work on the same store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ownership {
-    Shared,
-    /// Nobody else does, so nothing has to be claimed in the database.
-    Exclusive,
+    pub retry_failed_after: Duration,
 }
 
 impl Default for BufferOptions {
@@ -71,20 +61,23 @@ impl Default for BufferOptions {
         Self {
             batch: 256,
             parallel: 4,
-            max_wait: Duration::from_millis(100),
-            poll: Duration::from_secs(2),
-            lease: Duration::from_secs(30),
+            batch_window: Duration::from_millis(100),
+            poll_interval: Duration::from_secs(2),
+            lease: Duration::from_secs(20),
             ownership: Ownership::Shared,
-            max_attempts: 6,
-            first_pause: Duration::from_millis(500),
-            max_pause: Duration::from_secs(30),
-            try_failed_again: Duration::from_secs(3600),
+            backoff: Backoff {
+                max_attempts: 6,
+                first_delay: Duration::from_millis(500),
+                max_delay: Duration::from_secs(30),
+                jitter: 0.25,
+            },
+            retry_failed_after: Duration::from_secs(3600),
         }
     }
 }
 
 impl BufferOptions {
-    /// For a model that shares the processor with everything else: calls that leave room for others.
+    /// Small calls, for a model that shares the processor with everything else.
     pub fn in_process() -> Self {
         Self {
             batch: 64,
@@ -97,14 +90,15 @@ impl BufferOptions {
 /// The running worker. Clones are handles of the same one.
 #[derive(Clone)]
 pub struct Buffer {
+    model: Arc<ModelIdentity>,
     hints: Arc<Hints>,
-    pause: Arc<Pause>,
+    circuit: Arc<EmbedderCircuit>,
     stop: Arc<watch::Sender<bool>>,
     task: Arc<Mutex<Option<JoinHandle<()>>>>,
 }
 
 impl Buffer {
-    /// Starts the worker. It first makes sure that every entry has, or gets, a vector of this model.
+    /// Starts the worker. It first makes every entry due that has no vector of this model.
     pub fn start(
         records: Arc<dyn Records>,
         store: Arc<dyn Storage>,
@@ -112,37 +106,43 @@ impl Buffer {
         options: BufferOptions,
     ) -> Self {
         let hints = Arc::new(Hints::default());
-        let pause = Arc::new(Pause::default());
+        let circuit = Arc::new(EmbedderCircuit::new(options.clone()));
+        let model = Arc::new(embedder.info().identity.clone());
         let (stop, stopped) = watch::channel(false);
         let worker = Worker {
             records,
             store,
             embedder,
+            leases: Leases::new(options.ownership, options.lease),
             options,
             hints: Arc::clone(&hints),
-            pause: Arc::clone(&pause),
-            in_flight: Arc::default(),
+            circuit: Arc::clone(&circuit),
         };
         let task = tokio::spawn(run(Arc::new(worker), stopped));
         Self {
+            model,
             hints,
-            pause,
+            circuit,
             stop: Arc::new(stop),
             task: Arc::new(Mutex::new(Some(task))),
         }
     }
 
-    /// Tells the worker that an entry of this kind is due. The entry is in the database already.
+    pub(super) fn model(&self) -> &ModelIdentity {
+        &self.model
+    }
+
+    /// Hints that an entry of this kind is due. The entry is stored already.
     pub fn enqueued(&self, kind: Kind) {
         self.hints.add(kind);
     }
 
-    /// Why the last call that should have embedded something did not; nothing once one does.
+    /// The error of the last call of the embedder, if it failed.
     pub fn last_error(&self) -> Option<String> {
-        self.pause.error()
+        self.circuit.error()
     }
 
-    /// Embeds what is due now, then ends; what is not done by the deadline waits for the next start.
+    /// Embeds due entries, then ends. Entries that remain at the deadline wait for the next start.
     pub async fn stop(&self, deadline: Duration) {
         let Some(mut task) = self.task.lock().await.take() else {
             return;
@@ -150,14 +150,12 @@ impl Buffer {
         self.stop.send_replace(true);
         if tokio::time::timeout(deadline, &mut task).await.is_err() {
             task.abort();
-            tracing::warn!(
-                "the embedding buffer was not empty in time; the rest is embedded after the next start"
-            );
+            tracing::warn!("stopped before all entries were embedded; the next start embeds the rest");
         }
     }
 }
 
-/// How many entries of each kind may have become due since they were last looked for.
+/// How many entries of each kind may have become due since the last claim.
 #[derive(Default)]
 struct Hints {
     counts: [AtomicUsize; Kind::ALL.len()],
@@ -179,7 +177,7 @@ impl Hints {
             .sum()
     }
 
-    /// The kinds with hints, which are thereby taken.
+    /// Takes the hints and returns their kinds.
     fn take(&self) -> Vec<Kind> {
         Kind::ALL
             .into_iter()
@@ -188,8 +186,8 @@ impl Hints {
             .collect()
     }
 
-    /// Waits until a batch is full, or until the first of its entries has waited for `max_wait`.
-    async fn ready(&self, batch: usize, max_wait: Duration) {
+    /// Waits until a batch is full, or until its first entry has waited for `batch_window`.
+    async fn ready(&self, batch: usize, batch_window: Duration) {
         while self.total() == 0 {
             self.added.notified().await;
         }
@@ -198,7 +196,7 @@ impl Hints {
                 self.added.notified().await;
             }
         };
-        let _ = tokio::time::timeout(max_wait, full).await;
+        let _ = tokio::time::timeout(batch_window, full).await;
     }
 }
 
@@ -207,23 +205,22 @@ pub(super) struct Worker {
     pub(super) store: Arc<dyn Storage>,
     pub(super) embedder: Arc<dyn Embedder>,
     pub(super) options: BufferOptions,
-    pub(super) pause: Arc<Pause>,
+    pub(super) circuit: Arc<EmbedderCircuit>,
     hints: Arc<Hints>,
-    in_flight: Arc<InFlight>,
+    pub(super) leases: Leases,
 }
 
-/// What the worker woke up for.
-struct Wanted {
+/// Kinds of entries to look for.
+struct Look {
     kinds: Vec<Kind>,
-    sweep: Sweep,
+    trigger: Trigger,
 }
 
 #[derive(PartialEq, Eq)]
-enum Sweep {
-    /// Only what hints told of.
-    No,
-    /// Also what only the database knows of.
-    Yes,
+enum Trigger {
+    Hint,
+    /// Also finishes deletions and retries failed entries.
+    Poll,
 }
 
 async fn run(worker: Arc<Worker>, mut stop: watch::Receiver<bool>) {
@@ -231,81 +228,85 @@ async fn run(worker: Arc<Worker>, mut stop: watch::Receiver<bool>) {
         return;
     }
     let mut rounds = JoinSet::new();
-    // Ends with this function, however that ends.
-    let mut measuring = JoinSet::new();
-    measuring.spawn(keep_measuring(Arc::clone(&worker)));
-    // Kinds of which the last claim left some behind.
+    // Aborted when this function ends.
+    let mut metrics = JoinSet::new();
+    metrics.spawn(report_metrics(Arc::clone(&worker)));
+    // Kinds of which more entries were due than the last claim took.
     let mut more = Vec::new();
-    // The first look is for what an earlier process left.
+    // The first claim takes what an earlier process left.
     let mut is_first = true;
     loop {
         while rounds.len() >= ROUNDS {
             rounds.join_next().await;
         }
         let stopping = *stop.borrow();
-        if stopping && worker.pause.until().is_some() {
-            break;
+        if stopping && worker.circuit.refuses() {
+            // A probe in flight may close the circuit.
+            match rounds.join_next().await {
+                Some(_) => continue,
+                None => break,
+            }
         }
-        let wanted = if stopping || is_first {
+        let look = if stopping || is_first {
             is_first = false;
-            Wanted {
+            Look {
                 kinds: Kind::ALL.to_vec(),
-                sweep: Sweep::Yes,
+                trigger: Trigger::Poll,
             }
         } else {
             tokio::select! {
-                wanted = worker.wait(std::mem::take(&mut more)) => wanted,
+                look = worker.wait(std::mem::take(&mut more)) => look,
                 _ = stop.changed() => continue,
             }
         };
-        match worker.look(&wanted).await {
+        match worker.claim(&look).await {
             Ok(found) if found.claimed.is_empty() => {
                 more.clear();
-                // A round that ends may leave something.
+                // A round that ends may leave entries.
                 if stopping && rounds.join_next().await.is_none() {
                     break;
                 }
             }
             Ok(found) => {
                 more = found.more;
-                let round = batch::round(Arc::clone(&worker), found.claimed, found.lease_ends);
+                let round = batch::round(Arc::clone(&worker), found.claimed, found.claim.lease_ends);
                 let hints = Arc::clone(&worker.hints);
                 rounds.spawn(async move {
                     let left = round.await;
-                    drop(found.underway);
+                    drop(found.claim);
                     left.into_iter().for_each(|kind| hints.add(kind));
                 });
             }
             Err(error) => {
-                tracing::error!(%error, "the embedding buffer cannot read what is due");
+                tracing::error!(%error, "due entries of agent memory could not be read");
                 if stopping {
                     break;
                 }
-                tokio::time::sleep(AFTER_STORE_FAILURE).await;
+                tokio::time::sleep(STORE_RETRY_DELAY).await;
             }
         }
     }
     while rounds.join_next().await.is_some() {}
 }
 
-async fn keep_measuring(worker: Arc<Worker>) {
+async fn report_metrics(worker: Arc<Worker>) {
     for turn in (0..COUNT_EVERY).cycle() {
         let mut measured = reconcile::measure_lag(&worker).await;
         if turn == 0 && measured.is_ok() {
             measured = reconcile::measure_queue(worker.records.as_ref()).await;
         }
         if let Err(error) = measured {
-            tracing::warn!(%error, "what waits to be embedded cannot be counted");
+            tracing::warn!(%error, "the embedding queue could not be counted");
         }
-        tokio::time::sleep(MEASURE_EVERY).await;
+        tokio::time::sleep(METRICS_INTERVAL).await;
     }
 }
 
 /// `false` when the worker was stopped while the store failed.
 async fn prepare(worker: &Worker, stop: &mut watch::Receiver<bool>) -> bool {
     while let Err(error) = try_to_prepare(worker).await {
-        tracing::error!(%error, "agent memory cannot be prepared for embedding; trying again");
-        let stopped = tokio::time::timeout(AFTER_STORE_FAILURE, stop.wait_for(|stop| *stop)).await;
+        tracing::error!(%error, "agent memory could not be prepared for embedding; retrying");
+        let stopped = tokio::time::timeout(STORE_RETRY_DELAY, stop.wait_for(|stop| *stop)).await;
         if stopped.is_ok() {
             return false;
         }
@@ -315,108 +316,79 @@ async fn prepare(worker: &Worker, stop: &mut watch::Receiver<bool>) -> bool {
 
 async fn try_to_prepare(worker: &Worker) -> Result<(), StorageError> {
     reconcile::with_model(worker).await?;
-    reconcile::take_up_all_failed(worker.records.as_ref()).await
+    reconcile::retry_all_failed(worker.records.as_ref()).await
 }
 
 fn halved(count: usize, times: u32) -> usize {
     count.checked_shr(times).unwrap_or_default()
 }
 
-struct Due {
+struct Found {
     claimed: Vec<Claimed>,
-    /// Nobody else takes them until this is dropped.
-    underway: Vec<Underway>,
+    claim: Claim,
+    /// Kinds of which more may be due.
     more: Vec<Kind>,
-    lease_ends: Instant,
 }
 
 impl Worker {
-    async fn wait(&self, more: Vec<Kind>) -> Wanted {
-        self.pause.over().await;
-        let wanted = if more.is_empty() {
+    async fn wait(&self, more: Vec<Kind>) -> Look {
+        self.circuit.ready().await;
+        let look = if more.is_empty() {
             self.wait_for_work().await
         } else {
-            Wanted {
+            Look {
                 kinds: more,
-                sweep: Sweep::No,
+                trigger: Trigger::Hint,
             }
         };
-        // A round that was under way may have failed meanwhile.
-        self.pause.over().await;
-        wanted
+        // A round in flight may have failed meanwhile.
+        self.circuit.ready().await;
+        look
     }
 
-    async fn wait_for_work(&self) -> Wanted {
-        let BufferOptions { batch, max_wait, .. } = self.options;
-        match tokio::time::timeout(self.options.poll, self.hints.ready(batch, max_wait)).await {
-            Ok(()) => Wanted {
+    async fn wait_for_work(&self) -> Look {
+        let BufferOptions {
+            batch, batch_window, ..
+        } = self.options;
+        match tokio::time::timeout(self.options.poll_interval, self.hints.ready(batch, batch_window)).await {
+            Ok(()) => Look {
                 kinds: self.hints.take(),
-                sweep: Sweep::No,
+                trigger: Trigger::Hint,
             },
-            Err(_) => Wanted {
+            Err(_) => Look {
                 kinds: Kind::ALL.to_vec(),
-                sweep: Sweep::Yes,
+                trigger: Trigger::Poll,
             },
         }
     }
 
-    /// How many entries a round takes: fewer while calls fail.
+    /// Entries in a round: fewer while calls fail.
     fn round_size(&self) -> usize {
         let BufferOptions { batch, parallel, .. } = self.options;
-        halved(batch * parallel, self.pause.halvings())
+        halved(batch * parallel, self.circuit.halvings())
     }
 
-    /// A provider that is slow with several calls may answer one.
+    /// Concurrent calls: a provider that is slow with several may answer one.
     pub(super) fn calls_at_once(&self) -> usize {
-        halved(self.options.parallel, self.pause.halvings()).max(1)
+        halved(self.options.parallel, self.circuit.halvings()).max(1)
     }
 
-    /// Takes a round's worth of the kinds that are wanted.
-    async fn look(&self, wanted: &Wanted) -> Result<Due, StorageError> {
-        if wanted.sweep == Sweep::Yes {
+    /// Claims entries for one round.
+    async fn claim(&self, look: &Look) -> Result<Found, StorageError> {
+        if look.trigger == Trigger::Poll {
             reconcile::sweep(self).await?;
         }
-        let limit = (self.round_size() / wanted.kinds.len().max(1)).max(1);
-        let mut due = Due {
-            claimed: Vec::new(),
-            underway: Vec::new(),
-            more: Vec::new(),
-            lease_ends: Instant::now() + self.options.lease,
-        };
-        let underway = self.in_flight.begin_look();
-        let taking = wanted.kinds.iter().map(|kind| self.take(*kind, limit, underway));
-        for (kind, taken) in wanted.kinds.iter().zip(futures::future::join_all(taking).await) {
-            let (records, underway) = taken?;
+        let limit = (self.round_size() / look.kinds.len().max(1)).max(1);
+        let kinds: Vec<&'static str> = look.kinds.iter().map(|kind| kind.records()).collect();
+        let request = ClaimRequest::new(&kinds, limit, now());
+        let mut claim = self.leases.claim(self.records.as_ref(), request).await?;
+        let (mut claimed, mut more) = (Vec::new(), Vec::new());
+        for (kind, records) in look.kinds.iter().zip(claim.take()) {
             if records.len() == limit {
-                due.more.push(*kind);
+                more.push(*kind);
             }
-            due.underway.extend(underway);
-            due.claimed.extend(records.into_iter().filter_map(Claimed::read));
+            claimed.extend(records.into_iter().filter_map(Claimed::read));
         }
-        Ok(due)
-    }
-
-    /// Due entries that nobody else works on; so many are under way here.
-    async fn take(
-        &self,
-        kind: Kind,
-        limit: usize,
-        underway: usize,
-    ) -> Result<(Vec<Record>, Option<Underway>), StorageError> {
-        let now = now();
-        match self.options.ownership {
-            Ownership::Shared => {
-                let lease = i64::try_from(self.options.lease.as_millis()).unwrap_or(i64::MAX / 4);
-                let claimed = self
-                    .records
-                    .claim(kind.records(), limit, now, now.saturating_add(lease));
-                Ok((claimed.await?, None))
-            }
-            Ownership::Exclusive => {
-                let due = self.records.due(kind.records(), limit + underway, now).await?;
-                let (taken, underway) = self.in_flight.take(kind, due, limit);
-                Ok((taken, Some(underway)))
-            }
-        }
+        Ok(Found { claimed, claim, more })
     }
 }

@@ -3,36 +3,26 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use moka::future::Cache;
 use ragstone_core::collection::{CollectionName, shorten};
+use ragstone_core::conversation::QueryVariant;
 use ragstone_core::document::Metadata;
 use ragstone_core::error::InvalidInput;
 use ragstone_core::filter::{Filter, Scalar};
 use ragstone_core::model::{Embedder, ModelError};
-use ragstone_core::storage::{SearchHit, StorageError, StorageQuery};
+use ragstone_core::search::{SearchHit, SearchMode, SearchQuery};
+use ragstone_core::storage::{StorageError, StorageQuery};
+use ragstone_search::QueryVectors;
+use ragstone_search::fanout::{self, FanoutQuery, Limit, ModeChoice, Target};
+use ragstone_search::gateway::NamedBackend;
 
 use super::entry::Kind;
 use super::removal;
 use super::source::Memory;
 use super::stored::{EmbeddingState, StoredEntry};
-use crate::Service;
 use crate::error::ServiceError;
-use crate::models::embed_query;
 
 /// The most collections in one retrieval.
 const MAX_COLLECTIONS: usize = 64;
-
-/// How much memory the vectors of past queries may take.
-#[derive(Debug, Clone, Copy)]
-pub struct CacheLimits {
-    pub bytes: u64,
-}
-
-impl Default for CacheLimits {
-    fn default() -> Self {
-        Self { bytes: 16 << 20 }
-    }
-}
 
 /// What counts where a request says nothing.
 #[derive(Debug, Clone)]
@@ -86,30 +76,31 @@ pub struct Retrieved {
 pub struct Rag {
     memory: Memory,
     embedder: Arc<dyn Embedder>,
-    service: Service,
+    /// The backend of this process, for collections.
+    local: NamedBackend,
+    vectors: QueryVectors,
     defaults: RagDefaults,
-    vectors: Cache<(String, String), Arc<[f32]>>,
 }
 
-enum Place {
+enum MemoryOrCollection {
     Memory(Kind),
     Collection(CollectionName),
 }
 
-/// What is asked of every collection.
-struct Wanted<'a> {
+/// The parameters of one retrieval, with defaults filled in.
+struct RetrieveParams<'a> {
     text: &'a str,
     limit: usize,
     session_key: Option<&'a str>,
     max_distance: Option<f32>,
 }
 
-impl Wanted<'_> {
+impl RetrieveParams<'_> {
     /// Vectors and entries are written one after the other, and a vector of an earlier text must not
     /// lead to the present one, least of all to that of another session.
     fn may_see(&self, entry: &StoredEntry) -> bool {
         let of_session = match (self.session_key, entry.entry.session_key()) {
-            (Some(wanted), Some(session)) => wanted == session,
+            (Some(own), Some(session)) => own == session,
             _ => true,
         };
         of_session && entry.embedding == EmbeddingState::Embedded
@@ -130,20 +121,16 @@ impl Rag {
     pub fn new(
         memory: Memory,
         embedder: Arc<dyn Embedder>,
-        service: Service,
+        local: NamedBackend,
+        vectors: QueryVectors,
         defaults: RagDefaults,
-        cache: CacheLimits,
     ) -> Self {
-        let weigh = |key: &(String, String), vector: &Arc<[f32]>| {
-            u32::try_from(key.1.len() + 4 * vector.len() + 128).unwrap_or(u32::MAX)
-        };
-        let vectors = Cache::builder().weigher(weigh).max_capacity(cache.bytes).build();
         Self {
             memory,
             embedder,
-            service,
-            defaults,
+            local,
             vectors,
+            defaults,
         }
     }
 
@@ -162,7 +149,7 @@ impl Rag {
             .collections
             .as_deref()
             .unwrap_or(&self.defaults.collections);
-        let places = parse_places(names)?;
+        let sources = parse_sources(names)?;
         let max_distance = match retrieval.max_distance {
             None => self.defaults.max_distance,
             Some(far) if far.is_finite() && far >= 0.0 => Some(far).filter(|far| *far > 0.0),
@@ -172,41 +159,102 @@ impl Rag {
                 );
             }
         };
-        let wanted = Wanted {
+        let params = RetrieveParams {
             text: &retrieval.query,
             limit: retrieval.limit.unwrap_or(self.defaults.max_results),
             session_key: retrieval.session_key.as_deref(),
             max_distance,
         };
-        let searches = places.iter().map(|place| self.search(place, &wanted));
-        let answers = futures::future::join_all(searches).await;
-        merge(names, answers, wanted.limit)
-    }
-
-    async fn search(&self, place: &Place, wanted: &Wanted<'_>) -> Result<Vec<Found>, ServiceError> {
-        match place {
-            Place::Memory(kind) => self.search_memory(*kind, wanted).await,
-            Place::Collection(name) => self.search_collection(name, wanted).await,
+        let mut kinds = Vec::new();
+        let mut collections = Vec::new();
+        for source in sources {
+            match source {
+                MemoryOrCollection::Memory(kind) => kinds.push(kind),
+                MemoryOrCollection::Collection(name) => collections.push(name),
+            }
         }
+        let memory = futures::future::join_all(kinds.iter().map(|kind| self.search_memory(*kind, &params)));
+        let (memory, collections) = tokio::join!(memory, self.search_collections(collections, &params));
+        let mut answers = collections;
+        for (kind, answer) in kinds.into_iter().zip(memory) {
+            answers.add(kind.collection(), answer);
+        }
+        answers.finish(params.limit)
     }
 
-    async fn search_memory(&self, kind: Kind, wanted: &Wanted<'_>) -> Result<Vec<Found>, ServiceError> {
-        let vector = self.query_vector(&self.embedder, wanted.text).await?;
-        let filter = match wanted.session_key.filter(|_| kind.has_session()) {
+    /// Collections are searched like those of `/query`, with the same check of their models.
+    async fn search_collections(&self, names: Vec<CollectionName>, params: &RetrieveParams<'_>) -> Answers {
+        let mut answers = Answers::default();
+        if names.is_empty() {
+            return answers;
+        }
+        let targets = names.iter().map(|name| Target {
+            service: self.local.clone(),
+            name: name.clone(),
+        });
+        let query = FanoutQuery {
+            wordings: vec![QueryVariant {
+                text: params.text.to_owned(),
+                keywords: params.text.to_owned(),
+                weight: 1.0,
+                alone: true,
+            }],
+            reported: 0,
+            targets: targets.collect(),
+            options: SearchQuery {
+                top_k: params.limit,
+                max_distance: params.max_distance,
+                ..SearchQuery::default()
+            },
+            mode: ModeChoice::Given(SearchMode::Dense),
+            limit: Limit::AllTogether,
+            local: self.local.clone(),
+        };
+        let response = fanout::search(&query).await;
+        answers.searched += response.metadata.iter().flatten().count();
+        for warning in response.warnings {
+            let of = warning
+                .target
+                .map(|target| format!("Collection '{}': ", names[target]));
+            answers
+                .warnings
+                .push(format!("{}{}", of.unwrap_or_default(), warning.message));
+        }
+        for (target, error) in response.failures {
+            answers.fail(names[target].as_str(), error.into());
+        }
+        answers.found.extend(response.hits.into_iter().map(|hit| Found {
+            collection: names[hit.target].to_string(),
+            distance: distance(&hit.hit),
+            id: hit.hit.document.id.into_string(),
+            content: hit.hit.document.text,
+            metadata: hit.hit.document.metadata,
+        }));
+        answers
+    }
+
+    async fn search_memory(
+        &self,
+        kind: Kind,
+        params: &RetrieveParams<'_>,
+    ) -> Result<Vec<Found>, ServiceError> {
+        let cached = self.vectors.get(self.embedder.as_ref(), params.text).await?;
+        let vector = &cached.embedding.vector;
+        let filter = match params.session_key.filter(|_| kind.has_session()) {
             Some(session) => Filter::equals("session_key", Scalar::Text(session.into())),
             None => Filter::default(),
         };
         let first = self
-            .search_vectors(kind, &vector, filter.clone(), wanted, wanted.limit)
+            .search_vectors(kind, vector, filter.clone(), params, params.limit)
             .await?;
         if first.orphans.is_empty() && first.stale == 0 {
             return Ok(first.found);
         }
         // Vectors that lead to nothing took the places of others.
         removal::remove_vectors(self.memory.store(), kind, &first.orphans).await?;
-        let limit = wanted.limit.saturating_add(first.stale);
-        let mut second = self.search_vectors(kind, &vector, filter, wanted, limit).await?;
-        second.found.truncate(wanted.limit);
+        let limit = params.limit.saturating_add(first.stale);
+        let mut second = self.search_vectors(kind, vector, filter, params, limit).await?;
+        second.found.truncate(params.limit);
         Ok(second.found)
     }
 
@@ -215,12 +263,12 @@ impl Rag {
         kind: Kind,
         vector: &[f32],
         filter: Filter,
-        wanted: &Wanted<'_>,
+        params: &RetrieveParams<'_>,
         limit: usize,
     ) -> Result<Looked, ServiceError> {
         let request = StorageQuery {
             limit,
-            ..dense(vector, filter, wanted)
+            ..dense(vector, filter, params)
         };
         let hits = match self.memory.store().search(&kind.vectors(), request).await {
             Ok(outcome) => outcome.hits,
@@ -237,7 +285,7 @@ impl Rag {
         let mut looked = Looked::default();
         for (id, hit) in ids.into_iter().zip(hits) {
             match entries.remove(&id) {
-                Some(entry) if wanted.may_see(&entry) => looked.found.push(Found {
+                Some(entry) if params.may_see(&entry) => looked.found.push(Found {
                     collection: kind.collection().to_owned(),
                     id,
                     content: entry.entry.content(),
@@ -250,67 +298,61 @@ impl Rag {
         }
         Ok(looked)
     }
-
-    async fn search_collection(
-        &self,
-        name: &CollectionName,
-        wanted: &Wanted<'_>,
-    ) -> Result<Vec<Found>, ServiceError> {
-        let collection = self.service.store.collection(name).await?;
-        let embedder = self.service.models.for_collection(&collection)?;
-        let vector = self.query_vector(embedder, wanted.text).await?;
-        let request = dense(&vector, Filter::default(), wanted);
-        let hits = self.service.store.search(name, request).await?.hits;
-        Ok(hits
-            .into_iter()
-            .map(|hit| Found {
-                collection: name.to_string(),
-                distance: distance(&hit),
-                id: hit.document.id.into_string(),
-                content: hit.document.text,
-                metadata: hit.document.metadata,
-            })
-            .collect())
-    }
-
-    /// The query's vector, made once however many collections and requests want it at a time.
-    async fn query_vector(
-        &self,
-        embedder: &Arc<dyn Embedder>,
-        text: &str,
-    ) -> Result<Arc<[f32]>, ServiceError> {
-        let identity = &embedder.info().identity;
-        let key = (format!("{}:{}", identity.id, identity.version), text.to_owned());
-        let made = async {
-            let vector = embed_query(embedder.as_ref(), text).await?.vector;
-            Ok::<Arc<[f32]>, ServiceError>(vector.into())
-        };
-        self.vectors
-            .try_get_with(key, made)
-            .await
-            .map_err(|error| ServiceError::Model(copy_of(&error)))
-    }
 }
 
-/// Everybody who waited for the same vector gets the reason of its own.
-fn copy_of(error: &ServiceError) -> ModelError {
-    match error {
-        ServiceError::Model(ModelError::Overloaded { retry_after }) => ModelError::Overloaded {
-            retry_after: *retry_after,
-        },
-        ServiceError::Model(ModelError::InvalidInput(message)) => ModelError::InvalidInput(message.clone()),
-        ServiceError::Model(ModelError::Unavailable(message)) => ModelError::Unavailable(message.clone()),
-        ServiceError::Model(ModelError::Remote(failure)) => ModelError::Remote(failure.clone()),
-        other => ModelError::Failed(other.to_string()),
+/// The answers of all sources, while they are merged.
+#[derive(Default)]
+struct Answers {
+    found: Vec<Found>,
+    warnings: Vec<String>,
+    searched: usize,
+    /// Why a query could not be embedded.
+    unembedded: Option<ModelError>,
+}
+
+impl Answers {
+    fn add(&mut self, name: &str, answer: Result<Vec<Found>, ServiceError>) {
+        match answer {
+            Ok(found) => {
+                self.searched += 1;
+                self.found.extend(found);
+            }
+            Err(error) => {
+                tracing::warn!(collection = name, %error, "a collection could not be searched");
+                self.fail(name, error);
+            }
+        }
+    }
+
+    fn fail(&mut self, name: &str, error: ServiceError) {
+        self.warnings
+            .push(format!("Collection '{name}' could not be searched: {error}"));
+        if let ServiceError::Model(error) = error {
+            self.unembedded = Some(error);
+        }
+    }
+
+    fn finish(mut self, limit: usize) -> Result<Retrieved, ServiceError> {
+        match self.unembedded {
+            Some(error) if self.searched == 0 => Err(error.into()),
+            _ => {
+                self.found.sort_by(|a, b| a.distance.total_cmp(&b.distance));
+                self.found.truncate(limit);
+                Ok(Retrieved {
+                    found: self.found,
+                    warnings: self.warnings,
+                })
+            }
+        }
     }
 }
 
 /// Whether retrieval can be asked for these collections.
 pub fn check_collections(names: &[String]) -> Result<(), InvalidInput> {
-    parse_places(names).map(|_| ())
+    parse_sources(names).map(|_| ())
 }
 
-fn parse_places(names: &[String]) -> Result<Vec<Place>, InvalidInput> {
+fn parse_sources(names: &[String]) -> Result<Vec<MemoryOrCollection>, InvalidInput> {
     if names.is_empty() || names.len() > MAX_COLLECTIONS {
         return Err(InvalidInput::new(format!(
             "'collections' must name 1 to {MAX_COLLECTIONS} collections, not {}",
@@ -327,57 +369,22 @@ fn parse_places(names: &[String]) -> Result<Vec<Place>, InvalidInput> {
     names
         .iter()
         .map(|name| match Kind::from_collection(name) {
-            Some(kind) => Ok(Place::Memory(kind)),
-            None => CollectionName::parse(name.as_str()).map(Place::Collection),
+            Some(kind) => Ok(MemoryOrCollection::Memory(kind)),
+            None => CollectionName::parse(name.as_str()).map(MemoryOrCollection::Collection),
         })
         .collect()
 }
 
-fn dense(vector: &[f32], filter: Filter, wanted: &Wanted<'_>) -> StorageQuery {
+fn dense(vector: &[f32], filter: Filter, params: &RetrieveParams<'_>) -> StorageQuery {
     StorageQuery {
         vector: Some(vector.to_vec()),
         filter,
-        limit: wanted.limit,
-        max_distance: wanted.max_distance,
+        limit: params.limit,
+        max_distance: params.max_distance,
         ..StorageQuery::default()
     }
 }
 
 fn distance(hit: &SearchHit) -> f32 {
     hit.distance.unwrap_or(f32::MAX)
-}
-
-fn merge(
-    names: &[String],
-    answers: Vec<Result<Vec<Found>, ServiceError>>,
-    limit: usize,
-) -> Result<Retrieved, ServiceError> {
-    let mut merged = Retrieved::default();
-    let mut unembedded = None;
-    let mut searched = 0;
-    for (name, answer) in names.iter().zip(answers) {
-        match answer {
-            Ok(found) => {
-                searched += 1;
-                merged.found.extend(found);
-            }
-            Err(error) => {
-                tracing::warn!(collection = %name, %error, "a collection could not be searched");
-                merged
-                    .warnings
-                    .push(format!("Collection '{name}' could not be searched: {error}"));
-                if let ServiceError::Model(error) = error {
-                    unembedded = Some(error);
-                }
-            }
-        }
-    }
-    match unembedded {
-        Some(error) if searched == 0 => Err(error.into()),
-        _ => {
-            merged.found.sort_by(|a, b| a.distance.total_cmp(&b.distance));
-            merged.found.truncate(limit);
-            Ok(merged)
-        }
-    }
 }

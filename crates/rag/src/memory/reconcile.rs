@@ -1,55 +1,77 @@
-//! Bringing vectors and entries together: after a change of model, after a time without embedding,
-//! and after a process that died at an unlucky moment.
+//! Reconciles vectors and entries: after a change of model, after a time without embedding, and after a
+//! crash.
 
 use std::time::Duration;
 
-use ragstone_core::collection::EMBEDDING_MODEL;
+use ragstone_core::collection::{Collection, EMBEDDING_MODEL};
 use ragstone_core::document::Metadata;
 use ragstone_core::model::ModelIdentity;
 use ragstone_core::records::{Applied, Expect, Millis, Record, RecordChange, RecordRange, Records};
 use ragstone_core::storage::{Storage, StorageError};
 use serde::{Deserialize, Serialize};
 
-use super::buffer::{Ownership, Worker};
+use super::buffer::Worker;
 use super::entry::Kind;
-use super::now;
 use super::removal::{self, REMOVED};
 use super::stored::{FAILED, Stored, forget_note, parse_note_key};
+use crate::lease::{ClaimRequest, Leases, Ownership, millis, now};
 
 /// In the metadata of a vector collection: the version of the model that made its vectors.
 pub const MODEL_VERSION: &str = "embedding_model_version";
-/// For every kind: which model its vectors are of, and whether every entry has one or is due.
+/// For every kind: the model of its vectors, and whether every entry has one or is due.
 const STATE: &str = "memory.state";
-/// Held by the process that compares the model with the vectors.
+/// Claimed by the process that compares the model with the vectors.
 const TURN: &str = "memory.turn";
-const TURN_LEASE_MS: i64 = 10_000;
-const TURN_POLL: Duration = Duration::from_millis(100);
-/// How many records are looked at in one step.
+const TURN_LEASE: Duration = Duration::from_secs(10);
+const TURN_POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Records read in one step.
 const STEP: usize = 1000;
-/// How long whoever sweeps has for what it took.
-const SWEEP_LEASE_MS: i64 = 30_000;
+static SWEEPS: Leases = Leases::shared(Duration::from_secs(30));
 
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct State {
     /// The version of the model that made the vectors.
     model: String,
-    /// Every entry has a vector or is due, because embedding was never off since.
+    /// Every entry has a vector or is due: embedding was never off since.
     complete: bool,
+    /// Vectors of another width were deleted: entries are due even if this model embedded them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    all_due: bool,
 }
 
-/// Makes the vector collections fit the model, and every entry due that has no vector of it.
+/// Whether this model can search the vectors of a collection.
+pub(super) fn fits(vectors: &Collection, model: &ModelIdentity) -> bool {
+    let version = vectors
+        .metadata
+        .get(MODEL_VERSION)
+        .and_then(|value| value.as_str());
+    version == Some(&model.version) && has_width(vectors, model)
+}
+
+fn has_width(vectors: &Collection, model: &ModelIdentity) -> bool {
+    vectors.dimensions.is_none_or(|width| width == model.dimensions)
+}
+
+/// Prepares the vector collections for the model, and makes every entry due that has no vector of it.
 pub(super) async fn with_model(worker: &Worker) -> Result<(), StorageError> {
     let identity = &worker.embedder.info().identity;
     for kind in Kind::ALL {
         let turn = take_turn(worker).await?;
         let state = read_state(worker.records.as_ref(), kind).await?;
-        let complete = state.model == identity.version && state.complete;
-        if state.model != identity.version {
+        let is_same_model = state.model == identity.version;
+        let is_same_width = match worker.store.collection(&kind.vectors()).await {
+            Ok(vectors) => has_width(&vectors, identity),
+            Err(StorageError::CollectionNotFound(_)) => true,
+            Err(error) => return Err(error),
+        };
+        let complete = is_same_model && is_same_width && state.complete;
+        if !is_same_model || !is_same_width {
             start_over(worker.store.as_ref(), kind, identity).await?;
         }
         let mut state = State {
             model: identity.version.clone(),
             complete,
+            all_due: is_same_model && (!is_same_width || state.all_due),
         };
         if !complete {
             write_state(worker.records.as_ref(), kind, &state).await?;
@@ -58,33 +80,35 @@ pub(super) async fn with_model(worker: &Worker) -> Result<(), StorageError> {
         if complete {
             continue;
         }
-        let due = make_due(worker, kind, &identity.version).await?;
+        let keep = Some(identity.version.as_str()).filter(|_| !state.all_due);
+        let due = make_due(worker, kind, keep).await?;
         if due > 0 {
-            tracing::info!(kind = kind.collection(), entries = due, model = %identity.version, "entries without a vector of this model will be embedded");
+            tracing::info!(kind = kind.collection(), entries = due, model = %identity.version, "embedding entries without a vector of this model");
         }
         state.complete = true;
+        state.all_due = false;
         write_state(worker.records.as_ref(), kind, &state).await?;
     }
     Ok(())
 }
 
-/// Waits until no other process is about to throw vectors away: of two that start with a new model,
-/// the second must see what the first has done, or it would throw away what that has embedded since.
+/// Waits until no other process replaces vector collections: of two that start with a new model, the
+/// second must not delete vectors that the first has made since.
 async fn take_turn(worker: &Worker) -> Result<Record, StorageError> {
     let records = worker.records.as_ref();
     records.apply(vec![turn(Expect::Absent)]).await?;
     loop {
         let now = now();
-        let due_until = match worker.options.ownership {
-            Ownership::Shared => now,
-            // Whoever has a lease is dead.
-            Ownership::Exclusive => now + TURN_LEASE_MS,
-        };
-        let taken = records.claim(TURN, 1, due_until, now + TURN_LEASE_MS).await?;
-        if let Some(taken) = taken.into_iter().next() {
+        let mut request = ClaimRequest::new(&[TURN], 1, now);
+        if worker.options.ownership == Ownership::Exclusive {
+            // The owner of any lease is dead.
+            request.due_by = now + millis(TURN_LEASE);
+        }
+        let mut claim = Leases::shared(TURN_LEASE).claim(records, request).await?;
+        if let Some(taken) = claim.take().into_iter().flatten().next() {
             return Ok(taken);
         }
-        tokio::time::sleep(TURN_POLL).await;
+        tokio::time::sleep(TURN_POLL_INTERVAL).await;
     }
 }
 
@@ -93,7 +117,7 @@ async fn end_turn(records: &dyn Records, taken: Record) -> Result<(), StorageErr
     records.apply(vec![change]).await.map(|_| ())
 }
 
-/// The record is always due, unless somebody has it.
+/// The record is always due, unless a process holds it.
 fn turn(expect: Expect) -> RecordChange {
     RecordChange::Put {
         kind: TURN.to_owned(),
@@ -105,7 +129,7 @@ fn turn(expect: Expect) -> RecordChange {
     }
 }
 
-/// Notes that entries may be saved without becoming due, and finishes deletions.
+/// Records that entries may be saved without becoming due, and finishes deletions.
 pub(super) async fn without_model(records: &dyn Records, store: &dyn Storage) -> Result<(), StorageError> {
     for kind in Kind::ALL {
         let state = read_state(records, kind).await?;
@@ -117,31 +141,34 @@ pub(super) async fn without_model(records: &dyn Records, store: &dyn Storage) ->
             write_state(records, kind, &state).await?;
         }
     }
-    let now = now();
-    let notes = records.claim(REMOVED, STEP, now, now + SWEEP_LEASE_MS).await?;
+    finish_removals(records, store).await
+}
+
+async fn finish_removals(records: &dyn Records, store: &dyn Storage) -> Result<(), StorageError> {
+    let request = ClaimRequest::new(&[REMOVED], STEP, now());
+    let notes = SWEEPS.claim(records, request).await?.take().concat();
     removal::finish_all(records, store, &notes).await
 }
 
-/// Finishes deletions that were begun, and takes up again what was given up long enough ago.
+/// Finishes deletions, and retries entries that were given up long enough ago.
 pub(super) async fn sweep(worker: &Worker) -> Result<(), StorageError> {
     let records = worker.records.as_ref();
-    let now = now();
-    let removed = records.claim(REMOVED, STEP, now, now + SWEEP_LEASE_MS).await?;
-    removal::finish_all(records, worker.store.as_ref(), &removed).await?;
-    take_up_failed(records, now).await.map(|_| ())
+    finish_removals(records, worker.store.as_ref()).await?;
+    retry_failed(records, now()).await.map(|_| ())
 }
 
-/// Takes up everything that was given up, however lately: what made it fail may have been mended
-/// while no server ran.
-pub(super) async fn take_up_all_failed(records: &dyn Records) -> Result<(), StorageError> {
-    while take_up_failed(records, Millis::MAX).await? == STEP {}
+/// Retries all entries that were given up: the cause may have been fixed while no server ran.
+pub(super) async fn retry_all_failed(records: &dyn Records) -> Result<(), StorageError> {
+    while retry_failed(records, Millis::MAX).await? == STEP {}
     Ok(())
 }
 
-/// Takes up what was to be tried again by this time; returns how many notes there were, up to a step.
-async fn take_up_failed(records: &dyn Records, until: Millis) -> Result<usize, StorageError> {
+/// Retries entries whose time has come; returns how many notes there were, up to a step.
+async fn retry_failed(records: &dyn Records, due_by: Millis) -> Result<usize, StorageError> {
     let now = now();
-    let notes = records.claim(FAILED, STEP, until, now + SWEEP_LEASE_MS).await?;
+    let mut request = ClaimRequest::new(&[FAILED], STEP, now);
+    request.due_by = due_by;
+    let notes = SWEEPS.claim(records, request).await?.take().concat();
     let count = notes.len();
     for note in notes {
         let mut changes = Vec::new();
@@ -149,11 +176,8 @@ async fn take_up_failed(records: &dyn Records, until: Millis) -> Result<usize, S
             for record in records.get(kind.records(), &[id.to_owned()]).await? {
                 let stored = Stored::read(&record)?;
                 if record.due.is_none() && stored.embedded_by.is_none() {
-                    changes.push(
-                        stored
-                            .again()
-                            .put(id, Some(now), Expect::Version(record.version))?,
-                    );
+                    let expect = Expect::Version(record.version);
+                    changes.push(stored.reset().put(id, Some(now), expect)?);
                 }
             }
         }
@@ -167,7 +191,7 @@ async fn take_up_failed(records: &dyn Records, until: Millis) -> Result<usize, S
     Ok(count)
 }
 
-/// Counting walks through all entries, so this is not for every sweep.
+/// Counting reads all entries, so this does not run in every sweep.
 pub(super) async fn measure_queue(records: &dyn Records) -> Result<(), StorageError> {
     let mut queued = 0;
     for kind in Kind::ALL {
@@ -178,7 +202,7 @@ pub(super) async fn measure_queue(records: &dyn Records) -> Result<(), StorageEr
     Ok(())
 }
 
-/// How long the oldest entry that waits has waited; zero where none does.
+/// Reports how long the oldest waiting entry has waited.
 pub(super) async fn measure_lag(worker: &Worker) -> Result<(), StorageError> {
     let mut oldest: Option<Millis> = None;
     for kind in Kind::ALL {
@@ -186,8 +210,8 @@ pub(super) async fn measure_lag(worker: &Worker) -> Result<(), StorageError> {
             let Ok(Stored { saved_at, .. }) = Stored::read(&record) else {
                 continue;
             };
-            // Entries that failed are due later than others that are younger.
-            let waiting = worker.pause.oldest_failed().unwrap_or(saved_at).min(saved_at);
+            // Failed entries are due later than younger ones.
+            let waiting = worker.circuit.oldest_failed().unwrap_or(saved_at).min(saved_at);
             oldest = Some(oldest.unwrap_or(waiting).min(waiting));
         }
     }
@@ -196,7 +220,7 @@ pub(super) async fn measure_lag(worker: &Worker) -> Result<(), StorageError> {
     Ok(())
 }
 
-/// Vectors of different models cannot be compared, so those of another are thrown away.
+/// Deletes the vectors of another model: vectors of different models cannot be compared.
 async fn start_over(store: &dyn Storage, kind: Kind, identity: &ModelIdentity) -> Result<(), StorageError> {
     let name = kind.vectors();
     match store.delete_collection(&name).await {
@@ -213,23 +237,24 @@ async fn start_over(store: &dyn Storage, kind: Kind, identity: &ModelIdentity) -
     }
 }
 
-/// Marks every entry due that has no vector of this model and does not wait for one yet.
-async fn make_due(worker: &Worker, kind: Kind, version: &str) -> Result<usize, StorageError> {
+/// Makes every entry due, except those that the model of version `keep` has embedded.
+async fn make_due(worker: &Worker, kind: Kind, keep: Option<&str>) -> Result<usize, StorageError> {
     let records = worker.records.as_ref();
     let (mut after, mut count) = (None, 0);
     loop {
         let range = RecordRange {
-            group: None,
             after: after.take(),
             limit: STEP,
+            ..RecordRange::default()
         };
         let page = records.list(kind.records(), range).await?;
         let mut changes = Vec::new();
         for record in &page {
             let stored = Stored::read(record)?;
-            if record.due.is_none() && stored.embedded_by.as_deref() != Some(version) {
-                let again = stored.again();
-                changes.push(again.put(&record.key, Some(now()), Expect::Version(record.version))?);
+            let is_kept = keep.is_some() && stored.embedded_by.as_deref() == keep;
+            if record.due.is_none() && !is_kept {
+                let expect = Expect::Version(record.version);
+                changes.push(stored.reset().put(&record.key, Some(now()), expect)?);
                 changes.push(forget_note(FAILED, kind, &record.key));
             }
         }

@@ -1,16 +1,16 @@
-//! Deleting entries together with their vectors.
+//! Deletes entries together with their vectors.
 //!
-//! Records and vectors are not written in one transaction, so a deletion is noted with the record's
-//! own: whoever dies between the two leaves the note, and the next sweep finishes what it says.
+//! Records and vectors are not written in one transaction. The deletion of a record also writes a note,
+//! so that the next sweep deletes the vector if the process dies in between.
 
 use ragstone_core::records::{Applied, Expect, Record, RecordChange, Records};
 use ragstone_core::storage::{Selection, Storage, StorageError};
 
 use super::entry::Kind;
-use super::now;
 use super::stored::{FAILED, Stored, forget_note, note_key, parse_note_key, vector_id};
+use crate::lease::now;
 
-/// Entries that are gone, or have another text now, and whose old vectors may still be there.
+/// Notes of entries that were deleted or replaced, and whose old vectors may still be there.
 pub(super) const REMOVED: &str = "memory.removed";
 
 pub(super) async fn delete(
@@ -39,7 +39,7 @@ pub(super) async fn delete(
     Ok(matches!(applied.first(), Some(Applied::Done { .. })))
 }
 
-/// Notes that an entry's vector has to go.
+/// The note that an entry's vector has to be deleted.
 pub(super) fn note(kind: Kind, id: &str) -> RecordChange {
     RecordChange::Put {
         kind: REMOVED.to_owned(),
@@ -51,7 +51,7 @@ pub(super) fn note(kind: Kind, id: &str) -> RecordChange {
     }
 }
 
-/// Does what notes of removal say.
+/// Deletes the vectors that notes name.
 pub(super) async fn finish_all(
     records: &dyn Records,
     store: &dyn Storage,
@@ -65,9 +65,8 @@ pub(super) async fn finish_all(
     Ok(())
 }
 
-/// Removes the vector that a note names, then the note. It might have been the vector of a newer
-/// save that went just now, or one whose entry is about to be marked done: whatever entry is there
-/// now is embedded again.
+/// Deletes the vector that a note names, then the note. The vector may have been that of a newer save,
+/// or of an entry that is about to be marked done, so an entry with this id is embedded anew.
 pub(super) async fn finish(
     records: &dyn Records,
     store: &dyn Storage,
@@ -82,19 +81,19 @@ pub(super) async fn finish(
         expect: Expect::Version(note),
     }];
     let found = records.get(kind.records(), &[id.to_owned()]).await?;
-    changes.extend(embed_again(&found)?);
+    changes.extend(embed_anew(&found)?);
     records.apply(changes).await.map(|_| ())
 }
 
-/// Makes entries due that have or may be getting a vector. Writing them keeps a worker that is
-/// embedding one from marking it done.
-pub(super) fn embed_again(found: &[Record]) -> Result<Vec<RecordChange>, StorageError> {
+/// Makes entries due that have a vector or may get one. The write keeps a worker that embeds such an
+/// entry from marking it done.
+pub(super) fn embed_anew(found: &[Record]) -> Result<Vec<RecordChange>, StorageError> {
     let mut changes = Vec::new();
     for record in found {
         let stored = Stored::read(record)?;
         if record.due.is_some() || stored.embedded_by.is_some() {
-            let again = stored.again();
-            changes.push(again.put(&record.key, Some(now()), Expect::Version(record.version))?);
+            let expect = Expect::Version(record.version);
+            changes.push(stored.reset().put(&record.key, Some(now()), expect)?);
         }
     }
     Ok(changes)

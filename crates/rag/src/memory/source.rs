@@ -3,21 +3,23 @@
 use std::sync::Arc;
 
 use ragstone_core::document::DocumentId;
-use ragstone_core::records::{Applied, Expect, Millis, RecordRange, Records};
+use ragstone_core::model::ModelIdentity;
+use ragstone_core::records::{Applied, Expect, Millis, Record, RecordRange, Records};
 use ragstone_core::storage::{Storage, StorageError};
 use uuid::Uuid;
 
 use super::entry::{Entry, Kind};
 use super::removal;
 use super::stored::{FAILED, Stored, StoredEntry, forget_note};
-use super::{Buffer, now, reconcile};
+use super::{Buffer, reconcile};
 use crate::error::ServiceError;
+use crate::lease::now;
 
-/// An entry whose old vector has to go is due when that is done, which makes it so itself; or after
-/// this long, should nobody come to it. Due at once, a quick worker would embed it twice.
-const REMOVING_MS: Millis = 5_000;
+/// An entry with an old vector becomes due when that vector is deleted, or after this delay if that
+/// fails. If it were due at once, a quick worker would embed it twice.
+const REMOVAL_DELAY: Millis = 5_000;
 
-/// What an agent has saved. Works the same with and without embedding; only with it are saves due.
+/// The entries of an agent. Works with and without embedding.
 #[derive(Clone)]
 pub struct Memory {
     records: Arc<dyn Records>,
@@ -37,27 +39,27 @@ pub struct PageRequest {
 pub struct EntryPage {
     /// In the order of their ids, which for generated ids is the order of saving.
     pub entries: Vec<StoredEntry>,
-    /// What to ask for `after`, where there is more.
+    /// The `after` of the next page, if there are more.
     pub next: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryStatus {
     pub enabled: bool,
-    /// Entries that wait to be embedded, now or after a pause.
+    /// Entries that wait to be embedded, now or after a delay.
     pub queued: u64,
-    /// Entries that have a vector.
+    /// Entries that have a vector of the present model.
     pub embedded: u64,
     /// Entries that were given up for now, each with its error.
     pub failed: u64,
-    /// Always 0, because the queue is the database; here for those who watch buffers that drop.
+    /// Always 0: the queue is the database, which drops nothing.
     pub dropped: u64,
-    /// Why this process embedded nothing the last time it tried; nothing where it did.
+    /// The error of the last call of the embedder, if it failed.
     pub last_error: Option<String>,
 }
 
 impl Memory {
-    /// Whatever is saved is embedded by this buffer.
+    /// The buffer embeds what is saved.
     pub fn with_embedding(records: Arc<dyn Records>, store: Arc<dyn Storage>, buffer: Buffer) -> Self {
         Self {
             records,
@@ -66,8 +68,7 @@ impl Memory {
         }
     }
 
-    /// Nothing is embedded and nothing is due; everything else works. What is saved meanwhile is
-    /// embedded when embedding is on again.
+    /// Nothing is embedded. Entries that are saved meanwhile are embedded when embedding is on again.
     pub async fn without_embedding(
         records: Arc<dyn Records>,
         store: Arc<dyn Storage>,
@@ -80,8 +81,8 @@ impl Memory {
         })
     }
 
-    /// Saves an entry, in the place of the one with the same id. Durable when it returns. A vector of
-    /// another text goes with that text; that of the very same entry stays.
+    /// Saves an entry, and replaces the one with the same id. It is durable when this returns. The
+    /// vector of a different text is deleted; that of the same entry stays.
     pub async fn save(&self, id: Option<DocumentId>, entry: Entry) -> Result<DocumentId, ServiceError> {
         entry.check()?;
         let kind = entry.kind();
@@ -91,11 +92,11 @@ impl Memory {
                 Ok(self.saved(kind, id))
             }
             None => {
-                // Ids of version 7 ascend with time, so that listing by id is listing by time.
+                // Ids of version 7 ascend with time, so entries are listed in the order of saving.
                 let id = DocumentId::parse(Uuid::now_v7().to_string())?;
                 let saved_at = now();
                 let new = Stored::new(entry, saved_at);
-                let change = new.put(id.as_str(), self.due(saved_at), Expect::Anything)?;
+                let change = new.put(id.as_str(), self.run_at(saved_at), Expect::Anything)?;
                 self.records.apply(vec![change]).await?;
                 Ok(self.saved(kind, id))
             }
@@ -109,24 +110,24 @@ impl Memory {
         loop {
             let saved_at = now();
             let mut new = Stored::new(entry.clone(), saved_at);
-            let (mut due, mut expect, mut has_old_vector) = (self.due(saved_at), Expect::Absent, false);
+            let (mut run_at, mut expect, mut has_old_vector) = (self.run_at(saved_at), Expect::Absent, false);
             if let Some(record) = self.records.get(kind.records(), &key).await?.first() {
                 expect = Expect::Version(record.version);
-                // One that cannot be read is replaced like any other.
+                // A damaged entry is replaced like any other.
                 if let Ok(old) = Stored::read(record)
                     && old.embedded_by.is_some()
                 {
                     if old.entry == entry {
                         new.embedded_by = old.embedded_by;
-                        due = record.due;
+                        run_at = record.due;
                     } else {
                         has_old_vector = true;
-                        due = self.due(saved_at + REMOVING_MS);
+                        run_at = self.run_at(saved_at + REMOVAL_DELAY);
                     }
                 }
             }
             let mut changes = vec![
-                new.put(id.as_str(), due, expect)?,
+                new.put(id.as_str(), run_at, expect)?,
                 forget_note(FAILED, kind, id.as_str()),
             ];
             changes.extend(has_old_vector.then(|| removal::note(kind, id.as_str())));
@@ -134,23 +135,23 @@ impl Memory {
             if let Some(Applied::Done { version }) = applied.get(2) {
                 removal = Some(*version);
             }
-            // Otherwise somebody else wrote it in between.
+            // Otherwise another request wrote it in between.
             if matches!(applied.first(), Some(Applied::Done { .. })) {
                 break;
             }
         }
         if let Some(note) = removal {
             let (records, store) = (self.records.as_ref(), self.store.as_ref());
-            // The entry is saved, and hidden from retrieval until it is embedded; a sweep will do as well.
+            // The entry is saved, and hidden from retrieval until it is embedded. A sweep retries this.
             if let Err(error) = removal::finish(records, store, kind, id.as_str(), note).await {
-                tracing::warn!(%id, %error, "the vector of an older text is removed later");
+                tracing::warn!(%id, %error, "the vector of an older text could not be deleted; retrying later");
             }
         }
         Ok(())
     }
 
-    /// When an entry that is saved now is due for embedding.
-    fn due(&self, saved_at: Millis) -> Option<Millis> {
+    /// When an entry that is saved now becomes due for embedding.
+    fn run_at(&self, saved_at: Millis) -> Option<Millis> {
         self.embedding.is_some().then_some(saved_at)
     }
 
@@ -164,15 +165,16 @@ impl Memory {
 
     pub async fn entry(&self, kind: Kind, id: &str) -> Result<Option<StoredEntry>, ServiceError> {
         let found = self.records.get(kind.records(), &[id.to_owned()]).await?;
-        Ok(found.first().map(StoredEntry::read).transpose()?)
+        Ok(found.first().map(|record| self.read(record)).transpose()?)
     }
 
     pub async fn entries(&self, kind: Kind, request: PageRequest) -> Result<EntryPage, ServiceError> {
         let range = RecordRange {
             group: request.session_key,
             after: request.after,
-            // One more tells whether this page is the last.
+            // One more shows whether this page is the last.
             limit: request.limit.saturating_add(1),
+            descending: false,
         };
         let mut records = self.records.list(kind.records(), range).await?;
         let is_last = records.len() <= request.limit;
@@ -182,7 +184,10 @@ impl Memory {
             .filter(|_| !is_last)
             .map(|record| record.key.clone());
         Ok(EntryPage {
-            entries: records.iter().map(StoredEntry::read).collect::<Result<_, _>>()?,
+            entries: records
+                .iter()
+                .map(|record| self.read(record))
+                .collect::<Result<_, _>>()?,
             next,
         })
     }
@@ -193,23 +198,40 @@ impl Memory {
     }
 
     pub async fn status(&self) -> Result<MemoryStatus, ServiceError> {
-        let (mut queued, mut embedded) = (0, 0);
+        let model = self.model();
+        let (mut total, mut due, mut embedded) = (0, 0, 0);
         for kind in Kind::ALL {
-            queued += self.records.counts(kind.records()).await?.due;
+            let counts = self.records.counts(kind.records()).await?;
+            total += counts.total;
+            due += counts.due;
             embedded += match self.store.collection(&kind.vectors()).await {
-                Ok(collection) => collection.count,
-                Err(StorageError::CollectionNotFound(_)) => 0,
+                Ok(vectors) if model.is_none_or(|model| reconcile::fits(&vectors, model)) => vectors.count,
+                Ok(_) | Err(StorageError::CollectionNotFound(_)) => 0,
                 Err(error) => return Err(error.into()),
             };
         }
+        let failed = self.records.counts(FAILED).await?.total;
+        let queued = match model {
+            // Entries with a vector of another model wait as well, even if they are not due yet.
+            Some(_) => due.max(total.saturating_sub(embedded + failed)),
+            None => due,
+        };
         Ok(MemoryStatus {
             enabled: self.embedding.is_some(),
             queued,
             embedded,
-            failed: self.records.counts(FAILED).await?.total,
+            failed,
             dropped: 0,
             last_error: self.embedding.as_ref().and_then(Buffer::last_error),
         })
+    }
+
+    fn model(&self) -> Option<&ModelIdentity> {
+        self.embedding.as_ref().map(Buffer::model)
+    }
+
+    fn read(&self, record: &Record) -> Result<StoredEntry, StorageError> {
+        StoredEntry::read(record, self.model())
     }
 
     pub(super) fn store(&self) -> &dyn Storage {
@@ -218,6 +240,6 @@ impl Memory {
 
     pub(super) async fn resolve(&self, kind: Kind, ids: &[String]) -> Result<Vec<StoredEntry>, StorageError> {
         let records = self.records.get(kind.records(), ids).await?;
-        records.iter().map(StoredEntry::read).collect()
+        records.iter().map(|record| self.read(record)).collect()
     }
 }

@@ -1,16 +1,17 @@
-//! An entry as it lies in the database.
+//! Entries as records.
 
 use ragstone_core::document::DocumentId;
+use ragstone_core::model::ModelIdentity;
 use ragstone_core::records::{Expect, Millis, Record, RecordChange};
 use ragstone_core::storage::StorageError;
 use serde::{Deserialize, Serialize};
 
 use super::entry::{Entry, Kind};
 
-/// Entries whose embedding was given up, so that they can be counted and tried again much later.
+/// Notes of entries whose embedding was given up, to count them and retry them much later.
 pub(super) const FAILED: &str = "memory.failed";
 
-/// An entry that was saved, with what has become of it.
+/// A saved entry and the state of its embedding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredEntry {
     pub id: String,
@@ -28,7 +29,7 @@ pub enum EmbeddingState {
     Failed(String),
 }
 
-/// The bytes of the record.
+/// The value of the record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Stored {
     pub(super) entry: Entry,
@@ -65,7 +66,7 @@ impl Stored {
     pub(super) fn put(
         &self,
         key: &str,
-        due: Option<Millis>,
+        run_at: Option<Millis>,
         expect: Expect,
     ) -> Result<RecordChange, StorageError> {
         Ok(RecordChange::Put {
@@ -73,13 +74,13 @@ impl Stored {
             key: key.to_owned(),
             group: self.entry.session_key().unwrap_or_default().to_owned(),
             value: serde_json::to_vec(self).map_err(|error| StorageError::Failed(Box::new(error)))?,
-            due,
+            due: run_at,
             expect,
         })
     }
 
-    /// Ready to be embedded as if it had just been saved.
-    pub(super) fn again(mut self) -> Self {
+    /// The entry as if it had just been saved.
+    pub(super) fn reset(mut self) -> Self {
         self.embedded_by = None;
         self.attempts = 0;
         self.error = None;
@@ -88,13 +89,15 @@ impl Stored {
 }
 
 impl StoredEntry {
-    pub(super) fn read(record: &Record) -> Result<Self, StorageError> {
+    /// With a model, an entry counts as embedded only if this model made its vector.
+    pub(super) fn read(record: &Record, model: Option<&ModelIdentity>) -> Result<Self, StorageError> {
         let stored = Stored::read(record)?;
-        let embedding = match (&stored.error, record.due) {
-            (_, Some(_)) => EmbeddingState::Queued,
-            (Some(error), None) => EmbeddingState::Failed(error.clone()),
-            (None, None) if stored.embedded_by.is_some() => EmbeddingState::Embedded,
-            (None, None) => EmbeddingState::None,
+        let embedding = match (record.due, &stored.error, &stored.embedded_by, model) {
+            (Some(_), ..) => EmbeddingState::Queued,
+            (None, Some(error), ..) => EmbeddingState::Failed(error.clone()),
+            (None, None, Some(version), Some(model)) if *version != model.version => EmbeddingState::Queued,
+            (None, None, Some(_), _) => EmbeddingState::Embedded,
+            (None, None, None, _) => EmbeddingState::None,
         };
         Ok(Self {
             id: record.key.clone(),
@@ -105,7 +108,7 @@ impl StoredEntry {
     }
 }
 
-/// The key under which something is noted about an entry of any kind.
+/// The key of a note about an entry of any kind.
 pub(super) fn note_key(kind: Kind, id: &str) -> String {
     format!("{}/{id}", kind.collection())
 }
@@ -123,7 +126,7 @@ pub(super) fn forget_note(notes: &str, kind: Kind, id: &str) -> RecordChange {
     }
 }
 
-/// Ids of entries obey the rule of document ids, because that is what their vectors go by.
+/// Ids of entries obey the rules of document ids, because vectors have the same ids.
 pub(super) fn vector_id(key: &str) -> Result<DocumentId, StorageError> {
     DocumentId::parse(key).map_err(|error| StorageError::Failed(Box::new(error)))
 }

@@ -7,14 +7,14 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use ragstone_store::{BackedUp, Occupied};
 
-use crate::config::{self, ConfigError, Flags, Layers, StoreLocation};
+use crate::config::{ConfigError, StoreArgs, StoreLocation};
 
 #[derive(Args)]
 pub(super) struct BackupArgs {
     /// Where to write the backup; it gets this name when it is whole
     file: PathBuf,
     #[command(flatten)]
-    place: PlaceArgs,
+    store: StoreArgs,
 }
 
 #[derive(Args)]
@@ -25,37 +25,15 @@ pub(super) struct RestoreArgs {
     #[arg(long)]
     force: bool,
     #[command(flatten)]
-    place: PlaceArgs,
+    store: StoreArgs,
 }
 
-#[derive(Args)]
-struct PlaceArgs {
-    /// Where the embedded store keeps its file [default: ragstone-data; env: RAGSTONE_DATA_DIR]
-    #[arg(long, value_name = "DIR")]
-    data_dir: Option<PathBuf>,
-    /// Configuration file [env: RAGSTONE_CONFIG]
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-}
-
-impl PlaceArgs {
-    fn directory(&self) -> Result<PathBuf, ConfigError> {
-        let env = &config::process_env;
-        let flags = Flags {
-            data_dir: self.data_dir.clone(),
-            // Nothing listens here, so nothing needs a key.
-            allow_no_key: true,
-            ..Flags::default()
-        };
-        let file = config::read_file(self.config.as_deref(), env)?;
-        match config::build(Layers { flags, env, file })?.store {
-            StoreLocation::Embedded(directory) => Ok(directory),
-            _ => Err(ConfigError(
-                "backup and restore are for the embedded store; another store has its engine's own tools, and \
-                 `ragstone export` takes collections out of any"
-                    .to_owned(),
-            )),
-        }
+fn directory(store: &StoreArgs) -> Result<PathBuf, ConfigError> {
+    match store.settings()?.store {
+        StoreLocation::Embedded(directory) => Ok(directory),
+        other => Err(ConfigError(format!(
+            "The store {other} is not an embedded one: use its own backup tools, or `ragstone export`"
+        ))),
     }
 }
 
@@ -66,7 +44,7 @@ pub(super) fn backup(args: &BackupArgs) -> anyhow::Result<()> {
             "a backup cannot be written to standard output: name a file, such as ragstone-backup.db"
         );
     }
-    let directory = args.place.directory()?;
+    let directory = directory(&args.store)?;
     let bar = std::io::stderr().is_terminal().then(bar);
     let done = ragstone_store::backup(&directory, &args.file, |copied, pages| {
         if let Some(bar) = &bar {
@@ -86,7 +64,7 @@ pub(super) fn backup(args: &BackupArgs) -> anyhow::Result<()> {
 }
 
 pub(super) fn restore(args: &RestoreArgs) -> anyhow::Result<()> {
-    let directory = args.place.directory()?;
+    let directory = directory(&args.store)?;
     let occupied = if args.force {
         Occupied::Replace
     } else {

@@ -6,53 +6,24 @@ mod models;
 mod providers;
 
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
 use serde::Serialize;
 
 use super::{FAILED, block_on};
-use crate::config::{self, Flags, Layers, Settings};
+use crate::config::{ServerArgs, Settings};
 
 #[derive(Args)]
 pub(super) struct DoctorArgs {
-    /// Configuration file [env: RAGSTONE_CONFIG]
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
     /// Print the results as JSON
     #[arg(long)]
     json: bool,
     /// Also ask providers and services whether they answer; may cost a few tokens
     #[arg(long)]
     online: bool,
-    /// As for `serve`
-    #[arg(long)]
-    host: Option<String>,
-    /// As for `serve`
-    #[arg(long)]
-    port: Option<u16>,
-    /// As for `serve`
-    #[arg(long, value_name = "DIR")]
-    data_dir: Option<PathBuf>,
-    /// As for `serve`
-    #[arg(long, value_name = "URL")]
-    store: Option<String>,
-    /// As for `serve`
-    #[arg(long, value_name = "FILE")]
-    embeddings_config: Option<PathBuf>,
-    /// As for `serve`
-    #[arg(long, conflicts_with = "embeddings_config")]
-    no_embeddings: bool,
-    /// As for `serve`
-    #[arg(long)]
-    allow_no_key: bool,
-    /// As for `serve`
-    #[arg(long, value_name = "NAME")]
-    cross_encoder: Option<String>,
-    /// As for `serve`
-    #[arg(long, value_name = "DIR")]
-    cross_encoder_path: Option<PathBuf>,
+    #[command(flatten)]
+    server: ServerArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -125,7 +96,7 @@ pub(super) fn run(args: &DoctorArgs) -> ExitCode {
 }
 
 async fn examine(args: &DoctorArgs) -> Vec<Check> {
-    let settings = match settings(args) {
+    let settings = match args.server.settings() {
         Ok(settings) => settings,
         Err(error) => {
             let rest = "needs a configuration that can be read";
@@ -139,10 +110,9 @@ async fn examine(args: &DoctorArgs) -> Vec<Check> {
     } else {
         Reach::Offline
     };
-    let from = match (&args.config, config::process_env(config::CONFIG_VARIABLE)) {
-        (Some(path), _) => format!("{} can be read", path.display()),
-        (None, Some(path)) => format!("{path}, named by {}, can be read", config::CONFIG_VARIABLE),
-        (None, None) => "no file is named; flags, environment and defaults count".to_owned(),
+    let from = match &args.server.local.store.config {
+        Some(path) => format!("{} is valid", path.display()),
+        None => "no file is named; flags, environment variables and defaults apply".to_owned(),
     };
     let mut checks = vec![
         Check::pass("Configuration", from),
@@ -159,24 +129,6 @@ async fn examine(args: &DoctorArgs) -> Vec<Check> {
     checks.extend(providers::services(&settings, reach).await);
     checks.extend(providers::online(&settings, reach).await);
     checks
-}
-
-fn settings(args: &DoctorArgs) -> Result<Settings, config::ConfigError> {
-    let env = &config::process_env;
-    let flags = Flags {
-        host: args.host.clone(),
-        port: args.port,
-        data_dir: args.data_dir.clone(),
-        store: args.store.clone(),
-        embeddings_config: args.embeddings_config.clone(),
-        no_embeddings: args.no_embeddings,
-        allow_no_key: args.allow_no_key,
-        cross_encoder: args.cross_encoder.clone(),
-        cross_encoder_path: args.cross_encoder_path.clone(),
-        ..Flags::default()
-    };
-    let file = config::read_file(args.config.as_deref(), env)?;
-    config::build(Layers { flags, env, file })
 }
 
 fn keys(settings: &Settings) -> Check {

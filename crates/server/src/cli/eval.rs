@@ -11,22 +11,24 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::Args;
 use ragstone_core::collection::CollectionName;
+use ragstone_core::models::Models;
 use ragstone_core::records::Records;
+use ragstone_core::search::SearchMode;
+use ragstone_core::service::Service;
 use ragstone_core::storage::Storage;
 use ragstone_models::config::{LocalEntry, Quantize};
 use ragstone_models::default_model;
-use ragstone_rag::conversations::{Conversations, DEFAULT_TTL};
-use ragstone_rag::evaluate::{
-    self, Corpus, Half, ModeResult, Remembered, Setting, evaluate_conversations, evaluate_mode,
-    read_benchmark, read_corpus, read_dialogues,
+use ragstone_search::conversations::{Conversations, DEFAULT_TTL};
+use ragstone_search::evaluate::{
+    self, Corpus, Half, ModeResult, Setting, evaluate_conversations, evaluate_mode, read_benchmark,
+    read_corpus, read_dialogues,
 };
-use ragstone_rag::search::Mode;
-use ragstone_rag::{Models, Service};
+use ragstone_search::{QueryVectors, StorageBackend};
 use ragstone_store::{SqliteStore, StoreOptions};
 use tempfile::TempDir;
 
 use super::block_on;
-use crate::config::{self, Flags, Layers};
+use crate::config::{self, ComputeArgs, CrossEncoderArgs, FileConfig, ServerArgs};
 use crate::{startup, telemetry};
 
 const COLLECTION: &str = "evaluation";
@@ -49,21 +51,16 @@ pub(super) struct EvalArgs {
     /// How many bits the model's products have, as `quantize` of a model entry
     #[arg(long, value_enum, value_name = "KIND")]
     quantize: Option<QuantizeChoice>,
-    /// Also measure with this cross-encoder, from the Hugging Face hub [env: CROSS_ENCODER_MODEL]
-    #[arg(long, value_name = "NAME")]
-    cross_encoder: Option<String>,
-    /// Also measure with a cross-encoder from a directory [env: CROSS_ENCODER_PATH]
-    #[arg(long, value_name = "DIR")]
-    cross_encoder_path: Option<PathBuf>,
+    #[command(flatten)]
+    cross_encoder: CrossEncoderArgs,
     /// Write the rankings into this folder, one file a mode, in the format of TREC runs
     #[arg(long, value_name = "DIR")]
     runs: Option<PathBuf>,
     /// JSON even in a terminal; in a pipe it always is
     #[arg(long)]
     json: bool,
-    /// Compute threads of the models [default: one per core; env: RAGSTONE_THREADS]
-    #[arg(long, value_name = "N")]
-    threads: Option<std::num::NonZeroUsize>,
+    #[command(flatten)]
+    compute: ComputeArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -109,7 +106,7 @@ pub(super) fn run(args: &EvalArgs) -> anyhow::Result<()> {
 
 /// What is measured with. The folder of the store is deleted when this is dropped.
 struct Bench {
-    service: Service,
+    backend: StorageBackend,
     store: Arc<SqliteStore>,
     collection: CollectionName,
     model: String,
@@ -120,14 +117,14 @@ async fn run_modes(args: &EvalArgs) -> anyhow::Result<()> {
     let benchmark = read_benchmark(&args.folder)?;
     let documents = benchmark.corpus.documents.len();
     let bench = bench(args, benchmark.corpus).await?;
-    let reranking = bench.service.models.reranker().is_ok();
+    let reranking = bench.backend.service().models.reranker().is_ok();
     let mut results: Vec<ModeResult> = Vec::new();
-    for mode in Mode::ALL {
+    for mode in SearchMode::ALL {
         for rerank in [false, true].into_iter().filter(|rerank| reranking || !rerank) {
             let setting = Setting { mode, rerank };
             eprintln!("{} …", show::setting_name(setting));
             let queries = &benchmark.queries;
-            let result = evaluate_mode(&bench.service, &bench.collection, queries, setting).await?;
+            let result = evaluate_mode(&bench.backend, &bench.collection, queries, setting).await?;
             if let Some(folder) = &args.runs {
                 show::write_run(folder, &result)?;
             }
@@ -152,13 +149,14 @@ async fn run_conversations(args: &EvalArgs) -> anyhow::Result<()> {
     let bench = bench(args, corpus).await?;
     let conversations = Conversations {
         records: Arc::clone(&bench.store) as Arc<dyn Records>,
-        models: Arc::clone(&bench.service.models),
+        models: Arc::clone(&bench.backend.service().models),
+        vectors: bench.backend.vectors().clone(),
         chat: None,
         ttl: DEFAULT_TTL,
     };
     eprintln!("Holding {} dialogues …", dialogues.len());
     let groups =
-        evaluate_conversations(&bench.service, &conversations, &bench.collection, &dialogues).await?;
+        evaluate_conversations(&bench.backend, &conversations, &bench.collection, &dialogues).await?;
     let facts = show::Facts {
         model: &bench.model,
         documents,
@@ -185,9 +183,12 @@ async fn bench(args: &EvalArgs, corpus: Corpus) -> anyhow::Result<Bench> {
         eprintln!("{} documents have no text and are left out.", corpus.empty);
     }
     eprintln!("Embedding {} documents …", corpus.documents.len());
-    evaluate::load(&service, &collection, corpus).await?;
+    // Modes are timed, embedding included; dialogues ask for the same few thousand texts many times.
+    let cache = if args.conversations { 1 << 30 } else { 0 };
+    let backend = StorageBackend::new(service, QueryVectors::with_capacity(cache));
+    evaluate::load(&backend, &collection, corpus).await?;
     Ok(Bench {
-        service,
+        backend,
         store,
         collection,
         model,
@@ -202,17 +203,13 @@ impl Bench {
 }
 
 async fn load_models(args: &EvalArgs) -> anyhow::Result<Models> {
-    let settings = config::build(Layers {
-        flags: Flags {
-            cross_encoder: args.cross_encoder.clone(),
-            cross_encoder_path: args.cross_encoder_path.clone(),
-            threads: args.threads,
-            no_embeddings: true,
-            ..Flags::default()
-        },
-        env: &config::process_env,
-        file: config::FileConfig::default(),
-    })?;
+    let mut server = ServerArgs {
+        no_embeddings: true,
+        cross_encoder: args.cross_encoder.clone(),
+        ..ServerArgs::default()
+    };
+    server.local.compute = args.compute.clone();
+    let settings = config::build(&server, FileConfig::default(), &config::process_env)?;
     let (engine, hub) = (startup::engine(&settings), startup::hub()?);
     let path = args.model.as_deref().unwrap_or(default_model::ID);
     let entry = LocalEntry {
@@ -222,10 +219,7 @@ async fn load_models(args: &EvalArgs) -> anyhow::Result<Models> {
         normalize: None,
         quantize: args.quantize.map(Quantize::from),
     };
-    let mut embedder = startup::open_local(&engine, &hub, &entry).await?;
-    if args.conversations {
-        embedder = Arc::new(Remembered::new(embedder));
-    }
+    let embedder = startup::open_local(&engine, &hub, &entry).await?;
     let reranker = match settings.cross_encoder.as_ref().filter(|_| !args.conversations) {
         Some(choice) => startup::load_reranker(&engine, &hub, Some(choice)).await?,
         None => None,

@@ -7,7 +7,6 @@ mod remote;
 mod show;
 
 use std::io::Write;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,7 +32,7 @@ use tokio::sync::mpsc;
 
 use super::remote::{REMOTE_ENVIRONMENT, server_url};
 use super::{block_on, quickstart, wrong_arguments};
-use crate::config::{self, EmbeddingsChoice, Flags, Layers, Settings};
+use crate::config::{EmbeddingsChoice, LocalArgs, Settings};
 use crate::stores::OpenStore;
 use crate::{listen, startup, telemetry};
 
@@ -88,21 +87,8 @@ pub struct IngestArgs {
     /// What documents from standard input are known by
     #[arg(long, value_name = "NAME", default_value = "stdin")]
     source: String,
-    /// Where the embedded store keeps its file [default: ragstone-data; env: RAGSTONE_DATA_DIR]
-    #[arg(long, value_name = "DIR")]
-    data_dir: Option<PathBuf>,
-    /// Which store [default: the data directory; env: RAGSTONE_STORE]
-    #[arg(long, value_name = "URL")]
-    store: Option<String>,
-    /// Configuration file [env: RAGSTONE_CONFIG]
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// Which embedding models to load [default: the built-in default model; env: EMBEDDINGS_CONFIG]
-    #[arg(long, value_name = "FILE")]
-    embeddings_config: Option<PathBuf>,
-    /// Compute threads of the models [default: one per core; env: RAGSTONE_THREADS]
-    #[arg(long, value_name = "N")]
-    threads: Option<std::num::NonZeroUsize>,
+    #[command(flatten)]
+    local: LocalArgs,
 }
 
 pub fn run(args: &IngestArgs) -> anyhow::Result<()> {
@@ -215,7 +201,7 @@ pub fn read_options() -> ReadOptions {
 }
 
 async fn ingest_here(args: &IngestArgs, collection: CollectionName, mut found: Found) -> anyhow::Result<()> {
-    let settings = settings(args)?;
+    let settings = args.local.settings()?;
     // The store first: whether it can be had is known at once, a model takes a while.
     let store = if args.dry_run {
         None
@@ -278,21 +264,6 @@ async fn ingest_here(args: &IngestArgs, collection: CollectionName, mut found: F
     show::report(&progress, &args.collection, args.json)?;
     done?;
     show::failures(&progress, "ingested")
-}
-
-fn settings(args: &IngestArgs) -> anyhow::Result<Settings> {
-    let env = &config::process_env;
-    let file = config::read_file(args.config.as_deref(), env)?;
-    let flags = Flags {
-        data_dir: args.data_dir.clone(),
-        store: args.store.clone(),
-        embeddings_config: args.embeddings_config.clone(),
-        threads: args.threads,
-        // Nothing listens here, so nothing needs a key.
-        allow_no_key: true,
-        ..Flags::default()
-    };
-    Ok(config::build(Layers { flags, env, file })?)
 }
 
 /// What ingestion asks of a collection. Nobody searches here, and what a search needs would grow with

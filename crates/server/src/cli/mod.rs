@@ -3,22 +3,22 @@
 
 mod backup;
 mod doctor;
+mod environment;
 mod eval;
 pub mod ingest;
 mod models;
-mod moving;
 mod query;
 mod quickstart;
 mod remote;
 mod serve;
+mod transfer;
 
-use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
-use crate::config::{ConfigError, Flags};
+use crate::config::{ConfigError, ServerArgs};
 use crate::telemetry::LogFormat;
 
 /// Something went wrong while doing what was asked.
@@ -53,11 +53,11 @@ enum Command {
     /// Measure how well search finds what people judged relevant
     Eval(eval::EvalArgs),
     /// Write a collection with its vectors into a file
-    Export(moving::ExportArgs),
+    Export(transfer::ExportArgs),
     /// Read a collection back from the file that `export` wrote
-    Import(moving::ImportArgs),
+    Import(transfer::ImportArgs),
     /// Copy collections with their vectors from one store or server to another
-    Copy(moving::CopyArgs),
+    Copy(transfer::CopyArgs),
     /// Write the embedded store into one file, also while a server uses it
     Backup(backup::BackupArgs),
     /// Put a backup into a data directory that no server uses
@@ -81,65 +81,23 @@ const SERVE_ENVIRONMENT: &str = "Environment:\n  \
 #[derive(Args)]
 #[command(after_help = SERVE_ENVIRONMENT)]
 struct ServeArgs {
-    /// Address to bind to [default: 127.0.0.1; env: RAGSTONE_HOST]
-    #[arg(long)]
-    host: Option<String>,
-    /// Port to bind to; 0 takes a free one [default: 5006; env: RAGSTONE_PORT]
-    #[arg(long)]
-    port: Option<u16>,
-    /// Where the embedded store keeps its file [default: ragstone-data; env: RAGSTONE_DATA_DIR]
-    #[arg(long, value_name = "DIR")]
-    data_dir: Option<PathBuf>,
-    /// Which store to use: sqlite://DIR, postgres://USER:PASSWORD@HOST/DATABASE or chroma://HOST:PORT
-    /// [default: the data directory; env: RAGSTONE_STORE, where other users cannot read a password]
-    #[arg(long, value_name = "URL")]
-    store: Option<String>,
-    /// Configuration file [env: RAGSTONE_CONFIG]
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// Which embedding models to load [env: EMBEDDINGS_CONFIG]
-    #[arg(long, value_name = "FILE")]
-    embeddings_config: Option<PathBuf>,
-    /// Start without embedding models: documents and queries bring their own vectors
-    #[arg(long, conflicts_with = "embeddings_config")]
-    no_embeddings: bool,
-    #[arg(long, value_name = "NAME", help = serve::cross_encoder_help())]
-    cross_encoder: Option<String>,
-    /// Cross-encoder from a directory instead of the hub; wins over --cross-encoder [env: CROSS_ENCODER_PATH]
-    #[arg(long, value_name = "DIR")]
-    cross_encoder_path: Option<PathBuf>,
-    /// Fetch and check all configured models, then exit
+    #[command(flatten)]
+    server: ServerArgs,
+    /// Download and check all configured models, then exit
     #[arg(long)]
     download_models: bool,
     /// List recommended cross-encoders, then exit
     #[arg(long)]
     list_reranker_models: bool,
-    /// Allow an address that other machines can reach without any API key
-    #[arg(long)]
-    allow_no_key: bool,
-    /// Compute threads of the models [default: one per core; env: RAGSTONE_THREADS]
-    #[arg(long, value_name = "N")]
-    threads: Option<NonZeroUsize>,
-    /// Form of the log lines on stderr [default: text; env: RAGSTONE_LOG_FORMAT]
-    #[arg(long, value_enum)]
-    log_format: Option<LogFormat>,
-}
-
-impl ServeArgs {
-    fn flags(&self) -> Flags {
-        Flags {
-            host: self.host.clone(),
-            port: self.port,
-            data_dir: self.data_dir.clone(),
-            store: self.store.clone(),
-            embeddings_config: self.embeddings_config.clone(),
-            no_embeddings: self.no_embeddings,
-            cross_encoder: self.cross_encoder.clone(),
-            cross_encoder_path: self.cross_encoder_path.clone(),
-            allow_no_key: self.allow_no_key,
-            threads: self.threads,
-        }
-    }
+    /// Format of log lines on stderr
+    #[arg(
+        long,
+        value_enum,
+        ignore_case = true,
+        env = "RAGSTONE_LOG_FORMAT",
+        default_value = "text"
+    )]
+    log_format: LogFormat,
 }
 
 #[derive(Args)]
@@ -190,7 +148,10 @@ enum ModelsCommand {
 
 /// Parses the arguments, does what they say, and gives the exit code.
 pub fn run() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match environment::parse() {
+        Ok(cli) => cli,
+        Err(error) => return report(&error.into()),
+    };
     let done = match cli.command {
         Command::Serve(args) => serve::run(&args),
         Command::Quickstart(args) => quickstart::run(&args),
@@ -198,9 +159,9 @@ pub fn run() -> ExitCode {
         Command::Doctor(args) => return doctor::run(&args),
         Command::Ingest(args) => ingest::run(&args),
         Command::Eval(args) => eval::run(&args),
-        Command::Export(args) => moving::export(&args),
-        Command::Import(args) => moving::import(&args),
-        Command::Copy(args) => moving::copy(&args),
+        Command::Export(args) => transfer::export(&args),
+        Command::Import(args) => transfer::import(&args),
+        Command::Copy(args) => transfer::copy(&args),
         Command::Backup(args) => backup::backup(&args),
         Command::Restore(args) => backup::restore(&args),
         Command::ReadUntrusted { kind } => ingest::read_untrusted(&kind),

@@ -7,8 +7,7 @@ use clap::builder::PossibleValuesParser;
 use ragstone_core::collection::CollectionName;
 use ragstone_core::error::InvalidInput;
 use ragstone_core::filter::Filter;
-use ragstone_providers::http::{Call, Repeat};
-use ragstone_rag::search::Mode;
+use ragstone_core::search::SearchMode;
 use serde_json::{Map, Value, json};
 
 use super::remote::{REMOTE_ENVIRONMENT, RemoteArgs};
@@ -27,7 +26,7 @@ pub(super) struct QueryArgs {
     #[arg(long = "where", value_name = "JSON", value_parser = filter)]
     filter: Option<Value>,
     /// What results are ranked by: meaning, words, or both
-    #[arg(long, default_value = Mode::Dense.name(), value_parser = PossibleValuesParser::new(Mode::ALL.map(Mode::name)))]
+    #[arg(long, default_value = SearchMode::Dense.name(), value_parser = PossibleValuesParser::new(SearchMode::ALL.map(SearchMode::name)))]
     mode: String,
     /// How many results
     #[arg(long, short = 'k', default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
@@ -70,10 +69,11 @@ fn filter(text: &str) -> Result<Value, String> {
 }
 
 pub(super) fn run(args: &QueryArgs) -> anyhow::Result<()> {
-    let call = Call::post(format!("collections/{}/query", args.collection))
-        .json(&body(args))
-        .repeat(Repeat::Freely);
-    let answer = block_on(args.remote.ask(call))?;
+    let answer = block_on(async {
+        let client = args.remote.client()?;
+        let answer = client.query_json(&args.collection, &body(args)).await;
+        answer.map_err(|error| args.remote.explain(error))
+    })?;
     let mut out = std::io::stdout().lock();
     if args.json || !out.is_terminal() {
         writeln!(out, "{}", serde_json::to_string_pretty(&answer)?)?;

@@ -5,17 +5,17 @@ use std::io::Write;
 use axum::body::Body;
 use axum::http::Request;
 use http_body_util::BodyExt;
+use ragstone_core::backend::{Backend, BackendError};
 use ragstone_core::collection::{CollectionName, EMBEDDING_MODEL};
 use ragstone_core::document::{Metadata, NewDocument, RawDocument, check_documents};
-use ragstone_core::storage::StorageError;
+use ragstone_core::models::Models;
 use ragstone_models::config::LocalEntry;
 use ragstone_models::default_model;
-use ragstone_rag::{Models, Service};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
 use super::{QuickstartArgs, block_on};
-use crate::config::{self, Flags, Layers, Settings};
+use crate::config::{self, FileConfig, ServerArgs, Settings};
 use crate::startup::{self, Running};
 use crate::stores::OpenStore;
 use crate::{listen, telemetry};
@@ -26,18 +26,14 @@ const SAMPLE: &str = include_str!("../../samples/handbook.jsonl");
 
 pub(super) fn run(args: &QuickstartArgs) -> anyhow::Result<()> {
     telemetry::start_logs(telemetry::LogFormat::Text);
-    let flags = Flags {
-        host: Some("127.0.0.1".to_owned()),
-        port: Some(args.port),
-        data_dir: Some(args.data_dir.clone()),
+    // The environment does not count here: quickstart needs no configuration.
+    let mut server = ServerArgs {
         no_embeddings: true,
-        ..Flags::default()
+        ..ServerArgs::default()
     };
-    let settings = config::build(Layers {
-        flags,
-        env: &|_| None,
-        file: config::FileConfig::default(),
-    })?;
+    server.listen.port = Some(args.port);
+    server.local.store.data_dir = Some(args.data_dir.clone());
+    let settings = config::build(&server, FileConfig::default(), &|_| None)?;
     block_on(start(settings, args.once))
 }
 
@@ -46,7 +42,7 @@ async fn start(settings: Settings, once: bool) -> anyhow::Result<()> {
     let address = listener.local_addr()?;
     let models = default_models(&settings).await?;
     let running = Running::start(&settings, OpenStore::open(&settings.store).await?, models).await?;
-    load_sample(&running.service).await?;
+    load_sample(running.local()).await?;
     if once {
         writeln!(
             std::io::stdout(),
@@ -80,7 +76,7 @@ pub(super) async fn default_models(settings: &Settings) -> anyhow::Result<Models
 }
 
 /// Adds the sample; a second start finds it there and replaces it with itself.
-async fn load_sample(service: &Service) -> anyhow::Result<()> {
+async fn load_sample(local: &dyn Backend) -> anyhow::Result<()> {
     let name = CollectionName::parse(COLLECTION)?;
     let metadata = Metadata::from_iter([
         (EMBEDDING_MODEL.to_owned(), Value::from(MODEL_ID)),
@@ -89,11 +85,11 @@ async fn load_sample(service: &Service) -> anyhow::Result<()> {
             Value::from("A handbook of a small observatory"),
         ),
     ]);
-    match service.store.create_collection(&name, metadata).await {
-        Ok(_) | Err(StorageError::CollectionExists(_)) => {}
+    match local.create_collection(&name, metadata).await {
+        Ok(_) | Err(BackendError::CollectionExists(_)) => {}
         Err(error) => return Err(error.into()),
     }
-    let added = ragstone_rag::documents::add(service, &name, sample()?).await?;
+    let added = local.add_documents(&name, sample()?).await?;
     eprintln!("Collection '{COLLECTION}' has {} documents.", added.ids.len());
     Ok(())
 }

@@ -1,10 +1,10 @@
 //! Talking to a running server, for the commands that use one.
 
 use clap::Args;
-use ragstone_core::provider::{CallError, ErrorAnswer};
-use ragstone_providers::http::{Auth, Call, ClientSettings, ServiceClient};
+use ragstone_core::call::{CallError, ErrorAnswer};
+use ragstone_providers::http::{Auth, ClientSettings, ServiceClient};
+use ragstone_providers::ragstone::RagstoneClient;
 use secrecy::SecretString;
-use serde_json::Value;
 
 use super::printable;
 
@@ -33,26 +33,32 @@ impl RemoteArgs {
         Self { url }
     }
 
-    /// The key, where the server wants one, comes from the environment and never from a flag, which
-    /// every user of the machine could read.
-    pub(super) fn client(&self) -> anyhow::Result<ServiceClient> {
+    /// A client with the key from the environment. There is no flag for it, because other users of the
+    /// machine can read flags.
+    pub(super) fn client(&self) -> anyhow::Result<RagstoneClient> {
         self.client_with(&[KEY])
     }
 
     /// The key is that of the first of these variables that is set.
-    pub(super) fn client_with(&self, keys: &[&str]) -> anyhow::Result<ServiceClient> {
+    pub(super) fn client_with(&self, keys: &[&str]) -> anyhow::Result<RagstoneClient> {
+        let key = keys.iter().find_map(|name| crate::config::process_env(name));
+        let key = key.map(SecretString::from);
+        Ok(RagstoneClient::at(&self.url, key, "--url")?)
+    }
+
+    pub(super) fn http_client(&self) -> anyhow::Result<ServiceClient> {
         let mut settings = ClientSettings::new("ragstone", &self.url, "--url")?;
-        if let Some(key) = keys.iter().find_map(|name| crate::config::process_env(name)) {
+        if let Some(key) = crate::config::process_env(KEY) {
             settings.auth = Auth::Bearer(SecretString::from(key));
         }
         Ok(ServiceClient::new(settings)?)
     }
 
-    pub(super) async fn ask(&self, call: Call) -> anyhow::Result<Value> {
-        match self.client()?.call_json(call).await {
-            Ok(answer) => Ok(answer),
-            Err(CallError::Answered(answer)) => Err(anyhow::anyhow!(refusal(&answer, &[KEY]))),
-            Err(error) => Err(no_server(error.into(), &self.url)),
+    /// Says what the server said, or that no server answers.
+    pub(super) fn explain(&self, error: CallError) -> anyhow::Error {
+        match error {
+            CallError::Answered(answer) => anyhow::anyhow!(refusal(&answer, &[KEY])),
+            error => no_server(error.into(), &self.url),
         }
     }
 }

@@ -11,8 +11,8 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures::StreamExt;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use ragstone_core::call::{CallError, ErrorAnswer};
 use ragstone_core::chat::{ChatError, ChatRequest, ChatStream, SentFields};
-use ragstone_core::provider::{CallError, ErrorAnswer};
 use ragstone_rag::chat::{Prepared, Source};
 use serde_json::{Map, Value, json};
 

@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 
 use super::embeddings::truncated_header;
 use super::error::{ApiError, ErrorBody};
-use super::extract::{JsonBody, optional_objects};
+use super::extract::{JsonBody, Params, optional_objects};
 use super::state::AppState;
 
 #[derive(Deserialize, ToSchema)]
@@ -22,8 +22,11 @@ pub(super) struct EmbeddingsBody {
     #[serde(default, deserialize_with = "optional_objects")]
     #[schema(required = true, nullable = false)]
     chunks: Option<Vec<ChunkBody>>,
-    /// The id of a loaded model; the first one when absent.
+    /// The id of a loaded model; the first one by default.
     model_id: Option<String>,
+    /// Return the vectors of skipped chunks too. With it, a request can be repeated if its answer was lost.
+    #[serde(default)]
+    include_vectors: bool,
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -32,12 +35,12 @@ pub(super) struct ChunkBody {
     chunk_id: Option<String>,
     #[schema(required = true)]
     content: Option<String>,
-    /// What content is recognised by; the client's own, of any kind.
+    /// Identifies the content. The client may use any hash.
     #[schema(required = true)]
     content_hash: Option<String>,
-    /// Accepted and not kept.
+    /// Accepted and not stored.
     #[schema(value_type = Option<Object>)]
-    #[allow(dead_code, reason = "part of the contract; a wrong type is refused")]
+    #[allow(dead_code, reason = "part of the contract; its type is checked")]
     metadata: Option<Metadata>,
 }
 
@@ -65,16 +68,27 @@ pub(super) struct ChunkEmbeddingBody {
 pub(super) struct SkippedBody {
     chunk_id: String,
     embedding_id: String,
+    /// Only with `include_vectors`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    vector: Option<Vec<f32>>,
 }
 
-/// Embed the chunks of a knowledge base. Content that was embedded before by the same version of the
-/// same model is skipped.
+#[derive(Serialize, ToSchema)]
+pub(super) struct KnowledgeBaseDeleted {
+    status: &'static str,
+    knowledgebase_id: String,
+    /// Embeddings that were deleted.
+    deleted: u64,
+}
+
+/// Embed the chunks of a knowledge base. Skips content that the same version of the same model has
+/// embedded before.
 #[utoipa::path(
     post, path = "/embeddings", tag = "models", request_body = EmbeddingsBody,
     responses(
         (status = 200, body = EmbeddingsAnswer, headers(("x-ragstone-truncated" = String,
-            description = "Only where new content is longer than the model reads: the indexes of the chunks of which \
-                only the beginning was embedded, such as `0,3`; of many the first 200, and then `...`"))),
+            description = "Indexes of the chunks that were truncated to the model's limit, such as `0,3`; the first 200, \
+                then `...`. Absent if none was truncated"))),
         (status = 400, body = ErrorBody, description = "A field is missing or too long; the message has the chunk's index"),
         (status = 413, body = ErrorBody, description = "The body is too large"),
         (status = 429, body = ErrorBody, description = "The model's queue is full; see Retry-After"),
@@ -104,6 +118,7 @@ pub(super) async fn embeddings(
     let request = EmbeddingRequest {
         knowledgebase_id: body.knowledgebase_id,
         model_id: body.model_id,
+        include_vectors: body.include_vectors,
         chunks: chunks
             .into_iter()
             .map(|chunk| ChunkRequest {
@@ -136,8 +151,36 @@ pub(super) async fn embeddings(
             .map(|skipped| SkippedBody {
                 chunk_id: skipped.chunk_id,
                 embedding_id: skipped.embedding_id,
+                vector: skipped.vector,
             })
             .collect(),
     };
     Ok((headers, Json(answer)))
+}
+
+/// Delete all embeddings of a knowledge base from the ledger. Its content is embedded anew when it is
+/// sent again.
+#[utoipa::path(
+    delete, path = "/embeddings", tag = "models",
+    params(("knowledgebase_id" = String, Query, description = "The knowledge base")),
+    responses(
+        (status = 200, body = KnowledgeBaseDeleted),
+        (status = 400, body = ErrorBody, description = "`knowledgebase_id` is missing"),
+    ),
+)]
+pub(super) async fn delete_knowledge_base(
+    State(state): State<AppState>,
+    params: Params,
+) -> Result<Json<KnowledgeBaseDeleted>, ApiError> {
+    let knowledgebase_id = params
+        .get("knowledgebase_id")
+        .filter(|id| !id.trim().is_empty())
+        .ok_or_else(|| ApiError::bad_request("Query parameter 'knowledgebase_id' is required"))?
+        .to_owned();
+    let deleted = state.ledger.forget_knowledge_base(&knowledgebase_id).await?;
+    Ok(Json(KnowledgeBaseDeleted {
+        status: "deleted",
+        knowledgebase_id,
+        deleted,
+    }))
 }

@@ -2,19 +2,21 @@
 
 use axum::Json;
 use axum::extract::State;
+use ragstone_core::backend::BackendError;
 use ragstone_core::collection::CollectionName;
 use ragstone_core::document::{
     Added, Document, DocumentId, Metadata, NewDocument, RawDocument, check_documents,
 };
 use ragstone_core::error::InvalidInput;
 use ragstone_core::filter::Filter;
-use ragstone_core::storage::{DocumentPage, Page, Selection, StorageError};
+use ragstone_core::storage::{DocumentPage, Page, Selection};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::error::{ApiError, ErrorBody};
-use super::extract::{AnyJsonBody, CollectionPath, DocumentPath, LargeJsonBody, Params};
+use super::extract::{AnyJsonBody, CollectionPath, DocumentPath, Params};
+use super::scope::{NamesBackend, Scoped, ScopedBackend};
 use super::state::{AppState, Limits};
 
 const DEFAULT_LIMIT: u64 = 100;
@@ -26,15 +28,23 @@ const MAX_LIMIT: u64 = 1000;
     {"id": "intro", "text": "Ragstone keeps documents and finds them again.", "metadata": {"chapter": 1}},
     {"text": "A document without an id gets one."}]}))]
 pub(super) struct AddDocuments {
-    /// Which service the collection is in; only for the gateway.
-    pub(super) service: Option<String>,
+    /// The service that the collection is in; below `/api` only.
+    service: Option<String>,
     #[serde(default)]
     #[schema(value_type = Vec<NewDocumentBody>)]
     documents: Option<Vec<RawDocument>>,
 }
 
+impl NamesBackend for AddDocuments {
+    const IS_LARGE: bool = true;
+
+    fn service(&self) -> Option<&str> {
+        self.service.as_deref()
+    }
+}
+
 impl AddDocuments {
-    pub(super) fn check(self, limits: &Limits) -> Result<Vec<NewDocument>, InvalidInput> {
+    fn check(self, limits: &Limits) -> Result<Vec<NewDocument>, InvalidInput> {
         let raw = self.documents.unwrap_or_default();
         if raw.len() > limits.add_documents {
             return Err(InvalidInput::new(format!(
@@ -77,7 +87,7 @@ pub(super) struct DocumentsAdded {
 }
 
 impl DocumentsAdded {
-    pub(super) fn new(name: &CollectionName, added: Added) -> Self {
+    fn new(name: &CollectionName, added: Added) -> Self {
         Self {
             status: "added",
             collection: name.to_string(),
@@ -109,10 +119,10 @@ impl DocumentsAdded {
 pub(super) async fn add(
     State(state): State<AppState>,
     CollectionPath(name): CollectionPath,
-    LargeJsonBody(body): LargeJsonBody<AddDocuments>,
+    Scoped { backend, body }: Scoped<AddDocuments>,
 ) -> Result<Json<DocumentsAdded>, ApiError> {
     let documents = body.check(&state.limits)?;
-    let added = ragstone_rag::documents::add(&state.service, &name, documents).await?;
+    let added = backend.backend.add_documents(&name, documents).await?;
     metrics::counter!("ragstone_documents_added_total").increment(added.ids.len() as u64);
     Ok(Json(DocumentsAdded::new(&name, added)))
 }
@@ -156,7 +166,7 @@ impl From<DocumentPage> for DocumentList {
 }
 
 /// Which documents are asked for, and how many of them.
-pub(super) fn filter_and_page(params: &Params) -> Result<(Filter, Page), InvalidInput> {
+fn filter_and_page(params: &Params) -> Result<(Filter, Page), InvalidInput> {
     let filter = params
         .get("where")
         .filter(|text| !text.trim().is_empty())
@@ -182,13 +192,13 @@ pub(super) fn filter_and_page(params: &Params) -> Result<(Filter, Page), Invalid
     ),
 )]
 pub(super) async fn list(
-    State(state): State<AppState>,
+    ScopedBackend(backend): ScopedBackend,
     CollectionPath(name): CollectionPath,
     params: Params,
 ) -> Result<Json<DocumentList>, ApiError> {
     let (filter, page) = filter_and_page(&params)?;
     Ok(Json(
-        state.service.store.documents(&name, &filter, page).await?.into(),
+        backend.backend.documents(&name, &filter, page).await?.into(),
     ))
 }
 
@@ -199,26 +209,22 @@ pub(super) async fn list(
     responses((status = 200, body = DocumentBody), (status = 404, body = ErrorBody)),
 )]
 pub(super) async fn show(
-    State(state): State<AppState>,
+    ScopedBackend(backend): ScopedBackend,
     DocumentPath(name, id): DocumentPath,
 ) -> Result<Json<DocumentBody>, ApiError> {
     let missing = || ApiError::not_found(format!("Document '{id}' not found in collection '{name}'"));
     let parsed = DocumentId::parse(id.clone()).map_err(|_| missing())?;
-    let document = state
-        .service
-        .store
-        .document(&name, &parsed)
-        .await?
-        .ok_or_else(missing)?;
+    let document = backend.backend.document(&name, &parsed).await?;
+    let document = document.ok_or_else(missing)?;
     Ok(Json(document.into()))
 }
 
 /// A document may be called `all`, which is also the last word of the route that empties a collection.
 pub(super) async fn show_named_all(
-    state: State<AppState>,
+    backend: ScopedBackend,
     CollectionPath(name): CollectionPath,
 ) -> Result<Json<DocumentBody>, ApiError> {
-    show(state, DocumentPath(name, "all".to_owned())).await
+    show(backend, DocumentPath(name, "all".to_owned())).await
 }
 
 /// A list of ids, or an object with either `ids` or `where`.
@@ -227,7 +233,7 @@ pub(super) async fn show_named_all(
 pub(super) struct DeleteDocuments(Value);
 
 impl DeleteDocuments {
-    pub(super) fn selection(mut self) -> Result<Selection, InvalidInput> {
+    fn selection(mut self) -> Result<Selection, InvalidInput> {
         if self.0.is_array() {
             return ids(&self.0);
         }
@@ -274,7 +280,7 @@ pub(super) struct DocumentsDeleted {
 }
 
 impl DocumentsDeleted {
-    pub(super) fn new(name: &CollectionName, count: u64) -> Self {
+    fn new(name: &CollectionName, count: u64) -> Self {
         Self {
             status: "deleted",
             collection: name.to_string(),
@@ -294,15 +300,11 @@ impl DocumentsDeleted {
     ),
 )]
 pub(super) async fn delete(
-    State(state): State<AppState>,
+    ScopedBackend(backend): ScopedBackend,
     CollectionPath(name): CollectionPath,
     AnyJsonBody(body): AnyJsonBody<DeleteDocuments>,
 ) -> Result<Json<DocumentsDeleted>, ApiError> {
-    let count = state
-        .service
-        .store
-        .delete_documents(&name, body.selection()?)
-        .await?;
+    let count = backend.backend.delete_documents(&name, body.selection()?).await?;
     Ok(Json(DocumentsDeleted::new(&name, count)))
 }
 
@@ -315,7 +317,7 @@ pub(super) struct Emptied {
 }
 
 impl Emptied {
-    pub(super) fn new(name: &CollectionName, count_deleted: u64) -> Self {
+    fn new(name: &CollectionName, count_deleted: u64) -> Self {
         Self {
             status: "emptied",
             collection: name.to_string(),
@@ -331,10 +333,10 @@ impl Emptied {
     responses((status = 200, body = Emptied), (status = 404, body = ErrorBody)),
 )]
 pub(super) async fn empty(
-    State(state): State<AppState>,
+    ScopedBackend(backend): ScopedBackend,
     CollectionPath(name): CollectionPath,
 ) -> Result<Json<Emptied>, ApiError> {
-    let count_deleted = state.service.store.empty(&name).await?;
+    let count_deleted = backend.backend.empty(&name).await?;
     Ok(Json(Emptied::new(&name, count_deleted)))
 }
 
@@ -348,23 +350,13 @@ pub(super) struct MetadataValues {
 }
 
 impl MetadataValues {
-    pub(super) fn new(field: &str, values: Vec<Value>) -> Self {
+    fn new(field: &str, values: Vec<Value>) -> Self {
         Self {
             field: field.to_owned(),
             count: values.len(),
             values,
         }
     }
-}
-
-pub(super) fn required_field(params: &Params) -> Result<&str, ApiError> {
-    let field = params.get("field").filter(|field| !field.is_empty());
-    field.ok_or_else(|| ApiError::bad_request("Query parameter 'field' is required"))
-}
-
-/// The routes of metadata values have always said it in these words.
-pub(super) fn no_collection_to_read_values_of(name: &CollectionName) -> ApiError {
-    ApiError::not_found(format!("Collection '{name}' does not exist."))
 }
 
 /// The distinct values of a metadata field.
@@ -378,19 +370,19 @@ pub(super) fn no_collection_to_read_values_of(name: &CollectionName) -> ApiError
     ),
 )]
 pub(super) async fn metadata_values(
-    State(state): State<AppState>,
+    ScopedBackend(backend): ScopedBackend,
     CollectionPath(name): CollectionPath,
     params: Params,
 ) -> Result<Json<MetadataValues>, ApiError> {
-    let field = required_field(&params)?;
-    let values = state
-        .service
-        .store
-        .metadata_values(&name, field)
-        .await
-        .map_err(|error| match error {
-            StorageError::CollectionNotFound(name) => no_collection_to_read_values_of(&name),
-            other => other.into(),
-        })?;
+    let field = params.get("field").filter(|field| !field.is_empty());
+    let field = field.ok_or_else(|| ApiError::bad_request("Query parameter 'field' is required"))?;
+    let values = backend.backend.metadata_values(&name, field).await;
+    let values = values.map_err(|error| match error {
+        // This route has always used these words.
+        BackendError::CollectionNotFound(name) => {
+            ApiError::not_found(format!("Collection '{name}' does not exist."))
+        }
+        other => other.into(),
+    })?;
     Ok(Json(MetadataValues::new(field, values)))
 }

@@ -5,14 +5,15 @@ use std::time::Duration;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use ragstone_core::backend::BackendError;
+use ragstone_core::call::{CallError, ErrorAnswer};
 use ragstone_core::document::Metadata;
 use ragstone_core::error::InvalidInput;
 use ragstone_core::model::{ModelError, RemoteFault};
-use ragstone_core::provider::{CallError, ErrorAnswer, ProviderError};
 use ragstone_core::storage::StorageError;
 use ragstone_providers::ConfigError;
 use ragstone_rag::ServiceError;
-use ragstone_rag::gateway::UnknownService;
+use ragstone_search::gateway::UnknownService;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -138,10 +139,8 @@ impl ApiError {
     }
 
     /// The status is that of the first; the sentence names every one.
-    fn none_searched(failures: Vec<(String, ServiceError)>) -> Self {
-        let mut failures = failures
-            .into_iter()
-            .map(|(collection, error)| (collection, Self::from(error)));
+    pub(super) fn none_searched(failures: Vec<(String, Self)>) -> Self {
+        let mut failures = failures.into_iter();
         let Some((collection, first)) = failures.next() else {
             return Self::bad_request("There is no collection to search");
         };
@@ -254,6 +253,7 @@ impl From<StorageError> for ApiError {
                 Self::bad_request(error.to_string())
             }
             StorageError::Unavailable { message, retry_after } => Self::busy(message.clone(), *retry_after),
+            StorageError::Call(call) => call.clone().into(),
             StorageError::Failed(_) => Self::internal(&error),
         }
     }
@@ -301,7 +301,6 @@ impl From<ServiceError> for ApiError {
                 retry_after: Some(Duration::from_secs(5)),
                 ..Self::new(StatusCode::TOO_MANY_REQUESTS, capitalised(&error.to_string()))
             },
-            ServiceError::NoneSearched(failures) => Self::none_searched(failures),
             ServiceError::File { .. } => Self::internal(&error),
             ServiceError::Model(error) => error.into(),
             ServiceError::Storage(error) => error.into(),
@@ -331,19 +330,20 @@ impl From<UnknownService> for ApiError {
     }
 }
 
-impl From<ProviderError> for ApiError {
-    fn from(error: ProviderError) -> Self {
+impl From<BackendError> for ApiError {
+    fn from(error: BackendError) -> Self {
         match error {
-            ProviderError::CollectionNotFound(_) => Self::not_found(error.to_string()),
-            ProviderError::CollectionExists(_) => Self::new(StatusCode::CONFLICT, error.to_string()),
-            ProviderError::Invalid(invalid) => invalid.into(),
-            ProviderError::Unsupported(message) => Self::bad_request(message),
-            ProviderError::ModelNotLoaded { .. } => {
+            BackendError::CollectionNotFound(_) => Self::not_found(error.to_string()),
+            BackendError::CollectionExists(_) => Self::new(StatusCode::CONFLICT, error.to_string()),
+            BackendError::Invalid(invalid) => invalid.into(),
+            BackendError::Unsupported(message) => Self::bad_request(message),
+            BackendError::NoModel { .. } => Self::bad_request(error.to_string()),
+            BackendError::ModelNotLoaded { .. } | BackendError::NoReranker => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
             }
-            ProviderError::Model(error) => error.into(),
-            ProviderError::Storage(error) => error.into(),
-            ProviderError::Call(error) => error.into(),
+            BackendError::Model(error) => error.into(),
+            BackendError::Storage(error) => error.into(),
+            BackendError::Call(error) => error.into(),
         }
     }
 }

@@ -76,31 +76,6 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<AppState> for JsonBody<T>
     }
 }
 
-/// The same for a body of the gateway, which has to name a service: without one, nothing else that is
-/// wrong with it matters.
-pub(super) struct ServiceJsonBody<T>(pub T);
-
-impl<T: DeserializeOwned + Send + 'static> FromRequest<AppState> for ServiceJsonBody<T> {
-    type Rejection = ApiError;
-
-    async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
-        let bytes = read_body(request, state.limits.body_bytes, state).await?;
-        match parse_json(bytes.clone()).await {
-            Ok(Object(body)) => Ok(Self(body)),
-            Err(_) if names_no_service(&bytes) => Err(ApiError::no_service()),
-            Err(error) => Err(error),
-        }
-    }
-}
-
-fn names_no_service(bytes: &[u8]) -> bool {
-    let body = serde_json::from_slice::<serde_json::Map<_, _>>(bytes);
-    body.is_ok_and(|body| match body.get("service") {
-        None | Some(serde_json::Value::Null) => true,
-        Some(service) => service.as_str().is_some_and(|name| name.trim().is_empty()),
-    })
-}
-
 /// The same for a body that may be anything its type can be read from.
 pub(super) struct AnyJsonBody<T>(pub T);
 
@@ -110,19 +85,6 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<AppState> for AnyJsonBody
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
         let bytes = read_body(request, state.limits.body_bytes, state).await?;
         parse_json(bytes).await.map(Self)
-    }
-}
-
-/// A JSON object that brings documents and may be much larger. Large bodies share a budget, so that
-/// many at once cannot take all memory.
-pub(super) struct LargeJsonBody<T>(pub T);
-
-impl<T: DeserializeOwned + Send + 'static> FromRequest<AppState> for LargeJsonBody<T> {
-    type Rejection = ApiError;
-
-    async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
-        let (bytes, _budget) = read_large(request, state).await?;
-        parse_json(bytes).await.map(|Object(body)| Self(body))
     }
 }
 
@@ -157,7 +119,7 @@ impl FromRequest<AppState> for LargeBody {
     }
 }
 
-async fn read_large(
+pub(super) async fn read_large(
     request: Request,
     state: &AppState,
 ) -> Result<(bytes::Bytes, OwnedSemaphorePermit), ApiError> {
@@ -176,7 +138,11 @@ fn announced_length(request: &Request, limit: usize) -> Result<Option<usize>, Ap
     }
 }
 
-async fn read_body(request: Request, limit: usize, state: &AppState) -> Result<bytes::Bytes, ApiError> {
+pub(super) async fn read_body(
+    request: Request,
+    limit: usize,
+    state: &AppState,
+) -> Result<bytes::Bytes, ApiError> {
     announced_length(&request, limit)?;
     if let Some(encoding) = request.headers().get(header::CONTENT_ENCODING)
         && encoding != "identity"
@@ -190,6 +156,13 @@ async fn read_body(request: Request, limit: usize, state: &AppState) -> Result<b
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(ApiError::too_large(limit)),
         Ok(Err(_)) => Err(ApiError::bad_request("The request body broke off before its end")),
     }
+}
+
+/// A JSON object.
+pub(super) async fn parse_object<T: DeserializeOwned + Send + 'static>(
+    bytes: bytes::Bytes,
+) -> Result<T, ApiError> {
+    parse_json(bytes).await.map(|Object(body)| body)
 }
 
 async fn parse_json<T: DeserializeOwned + Send + 'static>(bytes: bytes::Bytes) -> Result<T, ApiError> {

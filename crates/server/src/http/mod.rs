@@ -2,24 +2,27 @@
 
 pub mod auth;
 mod chat;
+mod collect;
 mod collections;
 mod compatible;
 mod contract;
+mod conversations;
 mod docs;
 mod documents;
 mod embeddings;
 pub mod error;
 mod extract;
-mod gateway;
 mod health;
 mod ingest;
 mod memory;
-mod moving;
 mod observe;
+mod providers;
 mod query;
 mod rag;
 mod rerank;
+mod scope;
 pub mod state;
+mod transfer;
 
 use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state};
@@ -53,49 +56,49 @@ use state::AppState;
 )]
 struct ApiDoc;
 
-fn routes() -> OpenApiRouter<AppState> {
-    OpenApiRouter::with_openapi(ApiDoc::openapi())
-        .routes(routes!(collections::list, collections::create))
+/// The routes of collections, served for this process below `/collections` and for named backends below
+/// `/api/collections`.
+fn collection_routes() -> OpenApiRouter<AppState> {
+    OpenApiRouter::new()
+        .routes(routes!(collections::create))
         .routes(routes!(collections::show, collections::delete))
         .routes(routes!(collections::update_metadata))
         .routes(routes!(documents::list, documents::add, documents::delete))
         .routes(routes!(documents::empty))
         .routes(routes!(documents::show))
         .routes(routes!(documents::metadata_values))
-        .routes(routes!(moving::export))
-        .routes(routes!(moving::import))
-        .routes(routes!(query::ready, query::query))
+        .routes(routes!(transfer::export))
+        .routes(routes!(transfer::import))
         .routes(routes!(query::query_collection))
+        .route(
+            "/collections/{name}/documents/all",
+            get(documents::show_named_all),
+        )
+}
+
+fn routes() -> OpenApiRouter<AppState> {
+    OpenApiRouter::with_openapi(ApiDoc::openapi())
+        .merge(collection_routes())
+        .nest(scope::GATEWAY, collection_routes())
+        .routes(routes!(collections::list))
+        .routes(routes!(collections::list_all))
+        .routes(routes!(query::ready, query::query))
         .routes(routes!(rerank::rerank))
         .routes(routes!(rerank::rerank_v1))
         .routes(routes!(rerank::rerank_v2))
         .routes(routes!(compatible::models))
         .routes(routes!(embeddings::openai))
         .routes(routes!(embeddings::plain))
-        .routes(routes!(contract::embeddings))
+        .routes(routes!(contract::embeddings, contract::delete_knowledge_base))
         .routes(routes!(ingest::ingest))
         .routes(routes!(ingest::list))
         .routes(routes!(ingest::show, ingest::cancel))
-        .routes(routes!(gateway::collections::list, gateway::collections::create))
-        .routes(routes!(gateway::collections::show, gateway::collections::delete))
-        .routes(routes!(gateway::collections::update_metadata))
-        .routes(routes!(
-            gateway::documents::list,
-            gateway::documents::add,
-            gateway::documents::delete
-        ))
-        .routes(routes!(gateway::documents::empty))
-        .routes(routes!(gateway::documents::metadata_values))
-        .routes(routes!(gateway::query::query))
-        .routes(routes!(gateway::providers::list))
-        .routes(routes!(gateway::providers::schema))
-        .routes(routes!(gateway::providers::test))
-        .routes(routes!(gateway::providers::services))
-        .routes(routes!(gateway::collect::collect))
-        .routes(routes!(
-            gateway::conversations::show,
-            gateway::conversations::delete
-        ))
+        .routes(routes!(providers::list))
+        .routes(routes!(providers::schema))
+        .routes(routes!(providers::test))
+        .routes(routes!(providers::services))
+        .routes(routes!(collect::collect))
+        .routes(routes!(conversations::show, conversations::delete))
         .routes(routes!(memory::status))
         .routes(routes!(memory::list, memory::create))
         .routes(routes!(memory::show, memory::replace, memory::delete))
@@ -119,6 +122,7 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
         "api_key".to_owned(),
         SecurityScheme::ApiKey(ApiKey::Header(ApiKeyValue::new("X-API-Key"))).into(),
     );
+    scope::describe(&mut api);
     observe::describe_common_errors(&mut api);
     docs::name_operations(&mut api);
     api
@@ -127,10 +131,6 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
 pub fn router(state: AppState) -> Router {
     let (router, _) = routes().split_for_parts();
     router
-        .route(
-            "/collections/{name}/documents/all",
-            get(documents::show_named_all),
-        )
         .route("/openapi.json", get(docs::openapi_json))
         .route("/docs", get(docs::page))
         .fallback(|| async { ApiError::route_not_found() })

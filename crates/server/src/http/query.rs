@@ -6,19 +6,23 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use ragstone_core::collection::{CollectionName, shorten};
+use ragstone_core::conversation::QueryVariant;
 use ragstone_core::document::{DocumentId, Metadata};
 use ragstone_core::error::InvalidInput;
 use ragstone_core::filter::Filter;
 use ragstone_core::fusion::{FusionWeights, Rank};
-use ragstone_core::provider::ProviderQuery;
-use ragstone_rag::search::{self, Answer, Expand, Hit, Mode, Query, TopK};
+use ragstone_core::search::{QueryVector, SearchHit, SearchMode, SearchQuery, SearchResponse, StageTime};
+use ragstone_core::siblings::Expand;
+use ragstone_search::fanout::{self, FanoutQuery, Limit, ModeChoice, Target};
+use ragstone_search::gateway::NamedBackend;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::documents::DocumentBody;
 use super::error::{ApiError, ErrorBody};
 use super::extract::{CollectionPath, JsonBody};
+use super::scope::{NamesBackend, Scoped};
 use super::state::{AppState, Limits};
 
 const DEFAULT_TOP_K: usize = 3;
@@ -28,8 +32,8 @@ const MAX_IDS: usize = 1000;
 #[derive(Deserialize, ToSchema)]
 #[schema(example = json!({"collection": "manuals", "query": "how long are logs kept?", "top_k": 5, "mode": "hybrid", "where": {"chapter": 1}}))]
 pub(super) struct QueryBody {
-    /// Which service the collection is in; only for the gateway.
-    pub(super) service: Option<String>,
+    /// The service that the collection is in; below `/api` only.
+    service: Option<String>,
     /// The collection to search; on the route below a collection, the path names it.
     collection: Option<String>,
     /// Several collections to search at once, instead of one. One that cannot be searched is listed
@@ -70,13 +74,13 @@ pub(super) struct QueryBody {
     explain: Option<bool>,
 }
 
-#[derive(Serialize, Deserialize, ToSchema)]
-pub(super) struct WeightsBody {
+#[derive(Deserialize, ToSchema)]
+struct WeightsBody {
     dense: Option<f64>,
     keyword: Option<f64>,
 }
 
-#[derive(Serialize, Deserialize, ToSchema)]
+#[derive(Deserialize, ToSchema)]
 #[serde(
     untagged,
     expecting = "expected the name of a metadata field, or an object with 'field' and, optionally, 'max_chars'"
@@ -117,8 +121,8 @@ pub(super) fn check_top_k(
         .ok_or_else(|| InvalidInput::new(format!("'top_k' must be from 1 to {}, not {top_k}", limits.top_k)))
 }
 
-/// The documents that a search is confined to.
-fn among(ids: Vec<String>) -> Result<Vec<DocumentId>, InvalidInput> {
+/// The documents that a search is restricted to.
+fn parse_ids(ids: Vec<String>) -> Result<Vec<DocumentId>, InvalidInput> {
     if ids.len() > MAX_IDS {
         return Err(InvalidInput::new(format!(
             "'ids' has {} ids; at most {MAX_IDS} are allowed",
@@ -132,13 +136,13 @@ fn among(ids: Vec<String>) -> Result<Vec<DocumentId>, InvalidInput> {
         .collect()
 }
 
-/// What is searched: one collection, or several as they were written and as they were understood.
-enum Target {
+/// The collections of a query: one, or several as they were written and as they were parsed.
+enum Collections {
     One(CollectionName),
     Several(Vec<(String, Result<CollectionName, InvalidInput>)>),
 }
 
-fn several(names: Vec<String>) -> Result<Target, InvalidInput> {
+fn several(names: Vec<String>) -> Result<Collections, InvalidInput> {
     if names.is_empty() {
         return Err(InvalidInput::new(
             "'collections' must name at least one collection",
@@ -158,46 +162,28 @@ fn several(names: Vec<String>) -> Result<Target, InvalidInput> {
         )));
     }
     let parsed = |name: String| (shorten(&name), CollectionName::parse(name));
-    Ok(Target::Several(names.into_iter().map(parsed).collect()))
+    Ok(Collections::Several(names.into_iter().map(parsed).collect()))
+}
+
+impl NamesBackend for QueryBody {
+    fn service(&self) -> Option<&str> {
+        self.service.as_deref()
+    }
 }
 
 impl QueryBody {
-    fn target(&mut self) -> Result<Target, InvalidInput> {
+    fn collections(&mut self) -> Result<Collections, InvalidInput> {
         match (self.collection.take(), self.collections.take()) {
             (Some(_), Some(_)) => Err(InvalidInput::new(
                 "Give either 'collection' or 'collections', not both",
             )),
-            (Some(name), None) => Ok(Target::One(CollectionName::parse(name)?)),
+            (Some(name), None) => Ok(Collections::One(CollectionName::parse(name)?)),
             (None, Some(names)) => several(names),
             (None, None) => Err(InvalidInput::new("Field 'collection' is required")),
         }
     }
 
-    /// The same query for any backend: checked here, with the options as they were sent.
-    pub(super) fn for_backend(self, limits: &Limits) -> Result<ProviderQuery, InvalidInput> {
-        let sent = [
-            ("mode", json!(self.mode)),
-            ("weights", json!(self.weights)),
-            ("rerank", json!(self.rerank)),
-            ("expand", json!(self.expand)),
-            ("explain", json!(self.explain)),
-        ];
-        let given = sent.into_iter().filter(|(_, option)| !option.is_null());
-        let options = given.map(|(name, option)| (name.to_owned(), option)).collect();
-        let query = self.check(limits)?;
-        Ok(ProviderQuery {
-            text: query.text,
-            vector: query.vector,
-            vector_by: None,
-            top_k: query.top_k,
-            filter: query.filter,
-            among: query.among,
-            max_distance: query.max_distance,
-            options,
-        })
-    }
-
-    fn check(self, limits: &Limits) -> Result<Query, InvalidInput> {
+    fn check(self, limits: &Limits) -> Result<SearchQuery, InvalidInput> {
         let top_k = check_top_k(self.top_k, DEFAULT_TOP_K, limits)?;
         let max_distance = match self.max_distance {
             None | Some(0.0) => None,
@@ -222,24 +208,23 @@ impl QueryBody {
                 ))
             }
         })?;
-        Query {
+        SearchQuery {
             text: self.query,
-            vector: self.query_embedding,
+            keywords: None,
+            vector: self.query_embedding.map(QueryVector::from_client),
             top_k,
-            top_k_of: if self.per_collection.unwrap_or(false) {
-                TopK::EachCollection
-            } else {
-                TopK::AllTogether
-            },
             filter: Filter::parse(&self.filter.unwrap_or(Value::Null))?,
-            among: self.ids.map(among).transpose()?,
+            ids: self.ids.map(parse_ids).transpose()?,
             max_distance,
-            mode: self.mode.as_deref().map_or(Ok(Mode::Dense), Mode::parse)?,
+            mode: self
+                .mode
+                .as_deref()
+                .map_or(Ok(SearchMode::Dense), SearchMode::parse)?,
             weights,
             rerank: self.rerank.unwrap_or(false),
             expand: self.expand.map(Into::into),
         }
-        .check()
+        .validate()
     }
 }
 
@@ -303,101 +288,163 @@ pub(super) struct ResultBody {
 #[derive(Serialize, ToSchema)]
 pub(super) struct Explanation {
     #[serde(skip_serializing_if = "Option::is_none")]
-    dense: Option<Place>,
+    dense: Option<RankBody>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    keyword: Option<Place>,
+    keyword: Option<RankBody>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    fused: Option<Place>,
+    fused: Option<RankBody>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    rerank: Option<Place>,
+    rerank: Option<RankBody>,
 }
 
 #[derive(Serialize, ToSchema)]
-pub(super) struct Place {
+pub(super) struct RankBody {
     /// Counted from 1.
     rank: usize,
     score: f64,
 }
 
-impl From<Rank> for Place {
-    fn from(stage: Rank) -> Self {
+impl From<Rank> for RankBody {
+    fn from(rank: Rank) -> Self {
         Self {
-            rank: stage.rank,
-            score: stage.score,
+            rank: rank.rank,
+            score: rank.score,
         }
     }
 }
 
-fn result_body(place: usize, hit: Hit, several: bool, explain: bool) -> ResultBody {
+/// A hit at its place in the response, counted from 0.
+fn result_body(
+    place: usize,
+    hit: SearchHit,
+    collection: Option<&CollectionName>,
+    explain: bool,
+) -> ResultBody {
     let explain = explain.then(|| Explanation {
-        dense: hit.trail.dense.map(Into::into),
-        keyword: hit.trail.keyword.map(Into::into),
-        fused: hit.trail.fused.map(Into::into),
-        rerank: hit.rerank.map(|reranked| Place {
+        dense: hit.ranks.dense.map(Into::into),
+        keyword: hit.ranks.keyword.map(Into::into),
+        fused: hit.ranks.fused.map(Into::into),
+        rerank: hit.rerank.map(|reranked| RankBody {
             rank: place + 1,
             score: reranked.score.into(),
         }),
     });
     ResultBody {
+        score: hit.score(),
         document: hit.document.into(),
-        collection: several.then(|| hit.collection.to_string()),
+        collection: collection.map(ToString::to_string),
         distance: hit.distance,
-        score: hit.distance.map(|distance| 1.0 - distance / 2.0),
-        keyword_score: hit.trail.keyword.map(|stage| stage.score),
+        keyword_score: hit.ranks.keyword.map(|rank| rank.score),
         rerank_score: hit.rerank.map(|reranked| reranked.score),
         original_rank: hit.rerank.map(|reranked| reranked.original_rank),
-        siblings: hit.siblings.map(|siblings| {
-            siblings
-                .into_iter()
-                .map(|d| Arc::unwrap_or_clone(d).into())
-                .collect()
-        }),
+        siblings: hit.siblings.map(document_bodies),
         explain,
     }
 }
 
-fn answer_body(answer: Answer, query: &Query, several: bool, explain: bool) -> QueryAnswer {
-    let collection_metadata = if several {
-        answer
-            .collections
-            .into_iter()
-            .map(|(name, metadata)| (name.to_string(), Value::Object(metadata)))
-            .collect()
-    } else {
-        answer
-            .collections
-            .into_iter()
-            .next()
-            .map(|(_, metadata)| metadata)
-            .unwrap_or_default()
-    };
+pub(super) fn document_bodies(documents: Vec<Arc<ragstone_core::Document>>) -> Vec<DocumentBody> {
+    documents
+        .into_iter()
+        .map(|document| Arc::unwrap_or_clone(document).into())
+        .collect()
+}
+
+fn timings(explain: bool, timings: Vec<StageTime>) -> Option<Metadata> {
     let millis = |time: std::time::Duration| Value::from((time.as_secs_f64() * 1e6).round() / 1e3);
-    QueryAnswer {
-        collection_metadata,
-        reranked: query.rerank.then_some(answer.reranked),
-        warnings: answer.warnings,
-        failures: answer
-            .failures
+    explain.then(|| {
+        timings
+            .into_iter()
+            .map(|time| (time.stage.into_owned(), millis(time.took)))
+            .collect()
+    })
+}
+
+impl QueryAnswer {
+    fn new(response: SearchResponse, rerank: bool, explain: bool) -> Self {
+        let hits = response.hits.into_iter().enumerate();
+        Self {
+            results: hits
+                .map(|(place, hit)| result_body(place, hit, None, explain))
+                .collect(),
+            collection_metadata: response.collection_metadata,
+            reranked: rerank.then_some(response.reranked),
+            warnings: response.warnings,
+            failures: Vec::new(),
+            timings_ms: timings(explain, response.timings),
+        }
+    }
+}
+
+/// Searches several collections of this process. Names that are invalid count as failures.
+async fn query_several(
+    state: &AppState,
+    names: Vec<(String, Result<CollectionName, InvalidInput>)>,
+    query: SearchQuery,
+    limit: Limit,
+    explain: bool,
+) -> Result<QueryAnswer, ApiError> {
+    let local = state.gateway.local();
+    let mut failures: Vec<(String, ApiError)> = Vec::new();
+    let mut targets = Vec::new();
+    for (written, name) in names {
+        match name {
+            Ok(name) => targets.push(Target {
+                service: local.clone(),
+                name,
+            }),
+            Err(invalid) => failures.push((written, invalid.into())),
+        }
+    }
+    let text = query.text.clone().unwrap_or_default();
+    let fanout = FanoutQuery {
+        wordings: vec![QueryVariant {
+            keywords: text.clone(),
+            text,
+            weight: 1.0,
+            alone: true,
+        }],
+        reported: 0,
+        targets,
+        mode: ModeChoice::Given(query.mode),
+        options: query,
+        limit,
+        local: local.clone(),
+    };
+    let response = fanout::search(&fanout).await;
+    let searched = response.metadata.iter().flatten().count();
+    for (target, error) in response.failures {
+        failures.push((fanout.targets[target].name.to_string(), error.into()));
+    }
+    if searched == 0 {
+        return Err(ApiError::none_searched(failures));
+    }
+    let name = |target: usize| &fanout.targets[target].name;
+    let mut warnings: Vec<String> = Vec::new();
+    for warning in response.warnings {
+        if !warnings.contains(&warning.message) {
+            warnings.push(warning.message);
+        }
+    }
+    let metadata = response.metadata.into_iter().enumerate();
+    let hits = response.hits.into_iter().enumerate();
+    Ok(QueryAnswer {
+        results: hits
+            .map(|(place, hit)| result_body(place, hit.hit, Some(name(hit.target)), explain))
+            .collect(),
+        collection_metadata: metadata
+            .filter_map(|(target, metadata)| Some((name(target).to_string(), Value::Object(metadata?))))
+            .collect(),
+        reranked: fanout.options.rerank.then_some(response.reranked),
+        warnings,
+        failures: failures
             .into_iter()
             .map(|(collection, error)| Failure {
                 collection,
-                detail: ApiError::from(error).into_detail(),
+                detail: error.into_detail(),
             })
             .collect(),
-        timings_ms: explain.then(|| {
-            answer
-                .stages
-                .iter()
-                .map(|time| (time.stage.to_owned(), millis(time.took)))
-                .collect()
-        }),
-        results: answer
-            .hits
-            .into_iter()
-            .enumerate()
-            .map(|(place, hit)| result_body(place, hit, several, explain))
-            .collect(),
-    }
+        timings_ms: timings(explain, response.timings),
+    })
 }
 
 /// Search one collection or several.
@@ -416,15 +463,31 @@ pub(super) async fn query(
     JsonBody(mut body): JsonBody<QueryBody>,
 ) -> Result<Json<QueryAnswer>, ApiError> {
     let explain = body.explain.unwrap_or(false);
-    let target = body.target()?;
-    let query = body.check(&state.limits)?;
-    let several = matches!(target, Target::Several(_));
-    let answer = match target {
-        Target::One(name) => search::search(&state.service, &name, &query).await?,
-        Target::Several(names) => search::search_several(&state.service, names, &query).await?,
+    let limit = if body.per_collection.unwrap_or(false) {
+        Limit::EachCollection
+    } else {
+        Limit::AllTogether
     };
-    count_query(&query);
-    Ok(Json(answer_body(answer, &query, several, explain)))
+    let collections = body.collections()?;
+    let query = body.check(&state.limits)?;
+    let mode = query.mode;
+    let answer = match collections {
+        Collections::One(name) => search(state.gateway.local(), &name, query, explain).await?,
+        Collections::Several(names) => query_several(&state, names, query, limit, explain).await?,
+    };
+    count_query(mode);
+    Ok(Json(answer))
+}
+
+async fn search(
+    backend: &NamedBackend,
+    name: &CollectionName,
+    query: SearchQuery,
+    explain: bool,
+) -> Result<QueryAnswer, ApiError> {
+    let rerank = query.rerank;
+    let response = backend.backend.search(name, query).await?;
+    Ok(QueryAnswer::new(response, rerank, explain))
 }
 
 /// Search the collection that the path names.
@@ -442,17 +505,18 @@ pub(super) async fn query(
 pub(super) async fn query_collection(
     State(state): State<AppState>,
     CollectionPath(name): CollectionPath,
-    JsonBody(body): JsonBody<QueryBody>,
+    Scoped { backend, body }: Scoped<QueryBody>,
 ) -> Result<Json<QueryAnswer>, ApiError> {
     let explain = body.explain.unwrap_or(false);
     let query = body.check(&state.limits)?;
-    let answer = search::search(&state.service, &name, &query).await?;
-    count_query(&query);
-    Ok(Json(answer_body(answer, &query, false, explain)))
+    let mode = query.mode;
+    let answer = search(&backend, &name, query, explain).await?;
+    count_query(mode);
+    Ok(Json(answer))
 }
 
-fn count_query(query: &Query) {
-    metrics::counter!("ragstone_queries_total", "mode" => query.mode.name()).increment(1);
+fn count_query(mode: SearchMode) {
+    metrics::counter!("ragstone_queries_total", "mode" => mode.name()).increment(1);
 }
 
 #[derive(Serialize, ToSchema)]

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use metrics_exporter_prometheus::PrometheusHandle;
-use ragstone_rag::Service;
-use ragstone_rag::conversations::Conversations;
-use ragstone_rag::gateway::Gateway;
+use ragstone_core::service::Service;
 use ragstone_rag::jobs::Jobs;
 use ragstone_rag::ledger::Ledger;
+use ragstone_search::conversations::Conversations;
+use ragstone_search::gateway::Gateway;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::auth::ApiKeys;

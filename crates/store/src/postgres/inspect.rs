@@ -10,7 +10,7 @@ use super::statement::Statement;
 use super::url::PostgresUrl;
 use super::{READ_DEADLINE, within};
 use crate::error::{Error, Result};
-use crate::inspect::InspectedCollection;
+use crate::sqlite::InspectedCollection;
 
 #[derive(Debug)]
 pub struct PostgresInspection {
@@ -57,7 +57,7 @@ pub async fn inspect_postgres(url: &PostgresUrl) -> Result<PostgresInspection> {
              (SELECT default_version FROM pg_available_extensions WHERE name = 'vector'))",
     );
     within(READ_DEADLINE, async {
-        let (session, rows) = Session::read(&pool, &versions, None).await?;
+        let (session, rows) = Session::read(&pool, &versions).await?;
         let row = rows
             .first()
             .ok_or_else(|| Error::Damaged("a row is missing".into()))?;

@@ -4,12 +4,11 @@
 //! transaction that sees one state; a write holds the row of its collection. When the database
 //! cannot be reached or does not answer in time, calls say so, and succeed again once it is back.
 
+mod circuit_breaker;
 mod encode;
 mod inspect;
-mod keeper;
-mod last_seen;
-mod nearest;
-mod outage;
+mod keyword_search;
+mod maintenance;
 mod pool;
 mod read;
 mod records;
@@ -17,14 +16,15 @@ mod schema;
 mod search;
 mod siblings;
 mod statement;
+mod stats_cache;
 mod url;
+mod vector_search;
 mod write;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use deadpool_postgres::Pool;
 use ragstone_core::model::ModelIdentity;
 use ragstone_core::records::{Applied, Millis, Record, RecordChange, RecordCounts, RecordRange, Records};
 use ragstone_core::storage::{
@@ -40,9 +40,11 @@ pub use inspect::{PostgresInspection, inspect_postgres};
 pub use url::PostgresUrl;
 
 use crate::error::{Error, Result};
-use outage::Outage;
-use pool::{PoolSize, Session};
+use circuit_breaker::CircuitBreaker;
+use pool::{Pool, PoolSize, Session};
 use records::Claim;
+use search::Searcher;
+use stats_cache::StatsCache;
 
 /// The longest that a call takes, whatever happens to the database. Writes wait for each other, and
 /// large ones take their time.
@@ -59,12 +61,12 @@ pub struct PostgresOptions {
     /// that wait for each other do not keep readers waiting.
     pub readers: usize,
     pub writers: usize,
-    pub thresholds: Thresholds,
+    pub thresholds: PostgresThresholds,
 }
 
 /// How many documents make a difference to how they are searched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Thresholds {
+pub struct PostgresThresholds {
     /// A collection of fewer documents has no index: to look at all of them takes a few milliseconds.
     pub index_from: u64,
     /// Up to so many documents that match a filter are all looked at. A walk through the index would
@@ -80,7 +82,7 @@ impl Default for PostgresOptions {
         Self {
             readers: 12,
             writers: 6,
-            thresholds: Thresholds {
+            thresholds: PostgresThresholds {
                 index_from: 10_000,
                 exact_up_to: 25_000,
                 settle: Duration::from_secs(5),
@@ -92,11 +94,11 @@ impl Default for PostgresOptions {
 pub struct PostgresStore {
     readers: Pool,
     writers: Pool,
-    thresholds: Thresholds,
-    last_seen: last_seen::LastSeen,
+    thresholds: PostgresThresholds,
+    stats: StatsCache,
     discarded: Arc<Notify>,
-    keeper: JoinHandle<()>,
-    outage: Outage,
+    maintenance: JoinHandle<()>,
+    breaker: CircuitBreaker,
 }
 
 impl PostgresStore {
@@ -111,22 +113,28 @@ impl PostgresStore {
         let writers = pool::pool(url, &size(options.writers, 15, WRITE_DEADLINE))?;
         within(WRITE_DEADLINE, again(|| schema::migrate(&writers))).await?;
         let discarded = Arc::new(Notify::new());
-        let backstage = pool::pool(url, &size(1, 5, READ_DEADLINE))?;
-        let keeper = keeper::Keeper::new(backstage, Arc::clone(&discarded), options.thresholds);
+        let background = pool::pool(url, &size(1, 5, READ_DEADLINE))?;
+        let maintenance =
+            maintenance::Maintenance::new(background, Arc::clone(&discarded), options.thresholds);
         Ok(Self {
             readers,
             writers,
             thresholds: options.thresholds,
-            last_seen: last_seen::LastSeen::default(),
+            stats: StatsCache::default(),
             discarded,
-            keeper: tokio::spawn(keeper.keep()),
-            outage: Outage::default(),
+            maintenance: tokio::spawn(maintenance.run()),
+            breaker: CircuitBreaker::default(),
         })
     }
 
-    /// Lets the connections go. Later calls fail.
+    /// Number of times that calls have waited for the server. Statements sent together count once.
+    pub fn round_trips(&self) -> u64 {
+        self.readers.round_trips() + self.writers.round_trips()
+    }
+
+    /// Closes the connections. Later calls fail.
     pub fn close(&self) {
-        self.keeper.abort();
+        self.maintenance.abort();
         self.readers.close();
         self.writers.close();
     }
@@ -135,14 +143,14 @@ impl PostgresStore {
         &self,
         attempt: impl Fn() -> F,
     ) -> Result<T, StorageError> {
-        Ok(self.outage.guard(within(READ_DEADLINE, again(attempt))).await?)
+        Ok(self.breaker.guard(within(READ_DEADLINE, again(attempt))).await?)
     }
 
     async fn write<T, F: Future<Output = Result<T>>>(
         &self,
         attempt: impl Fn() -> F,
     ) -> Result<T, StorageError> {
-        Ok(self.outage.guard(within(WRITE_DEADLINE, again(attempt))).await?)
+        Ok(self.breaker.guard(within(WRITE_DEADLINE, again(attempt))).await?)
     }
 
     async fn write_documents(
@@ -164,7 +172,7 @@ impl PostgresStore {
 
 impl Drop for PostgresStore {
     fn drop(&mut self) {
-        self.keeper.abort();
+        self.maintenance.abort();
     }
 }
 
@@ -207,8 +215,12 @@ impl Storage for PostgresStore {
     }
 
     async fn collection(&self, name: &CollectionName) -> Result<Collection, StorageError> {
-        self.read(|| async { Ok(read::view(&self.readers, name, None).await?.1.collection) })
-            .await
+        self.read(|| async {
+            let (_session, state) = read::begin(&self.readers, name).await?;
+            self.stats.update(&state);
+            Ok(state.collection)
+        })
+        .await
     }
 
     async fn vector_models(&self, name: &CollectionName) -> Result<Vec<ModelIdentity>, StorageError> {
@@ -304,12 +316,8 @@ impl Storage for PostgresStore {
         name: &CollectionName,
         queries: Vec<StorageQuery>,
     ) -> Result<Vec<SearchHits>, StorageError> {
-        let mut answers = Vec::with_capacity(queries.len());
-        for query in &queries {
-            let search = || search::search(&self.readers, &self.last_seen, self.thresholds, name, query);
-            answers.push(self.read(search).await?);
-        }
-        Ok(answers)
+        let searcher = Searcher::new(&self.readers, &self.stats, self.thresholds, name, &queries);
+        self.read(|| searcher.search()).await
     }
 
     async fn export(&self, name: &CollectionName, range: ExportRange) -> Result<ExportPage, StorageError> {
@@ -326,7 +334,7 @@ impl Storage for PostgresStore {
 
     async fn health(&self) -> Result<StorageHealth, StorageError> {
         let asked = within(PROBE_DEADLINE, read::health(&self.readers));
-        Ok(self.outage.guard(asked).await?)
+        Ok(self.breaker.guard(asked).await?)
     }
 }
 

@@ -1,27 +1,26 @@
-//! Connections: pooled, with deadlines, and never given back in the middle of something.
+//! Pooled connections with deadlines, and transactions on them.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use deadpool_postgres::{
-    Hook, HookError, Manager, ManagerConfig, Object, Pool, QueueMode, RecyclingMethod, Runtime,
+    Hook, HookError, Manager, ManagerConfig, Object, QueueMode, RecyclingMethod, Runtime,
 };
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls_platform_verifier::BuilderVerifierExt;
 use tokio_postgres::Row;
-use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::types::ToSql;
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::nearest::BREADTH;
 use super::statement::Statement;
 use super::url::PostgresUrl;
 use crate::error::{Error, Result};
 
-/// What every connection is set to. A transaction whose process is gone does not hold its locks.
-/// Without the iterative scan, a filtered search would come back with too few. How broad a walk is
-/// depends on the search. pgvector is found in whichever schema it was put.
+/// Settings of every connection. pgvector may be installed in any schema. A transaction whose process
+/// is gone must not keep its locks. Without the iterative scan, a filtered search would return too few
+/// documents.
 const SESSION: &str = "
 SELECT set_config('search_path',
     concat_ws(', ', nullif(current_setting('search_path'), ''), quote_ident(nspname)), false)
@@ -33,14 +32,14 @@ SET hnsw.scan_mem_multiplier = 4;
 SET jit = off;
 ";
 
-/// So many statements are kept ready on one connection; those of tables that are gone are among them.
-const PREPARED_AT_MOST: usize = 200;
+/// Prepared statements per connection, including those of tables that were dropped.
+const MAX_CACHED_STATEMENTS: usize = 200;
 
 pub(super) struct PoolSize {
     pub(super) connections: usize,
-    /// How long a caller waits for a connection before it is told to come back later.
+    /// How long a caller waits for a free connection.
     pub(super) wait: Duration,
-    /// A statement that takes longer is given up by the server, also when nobody waits for it any more.
+    /// Statement timeout on the server, which also ends statements that nobody waits for.
     pub(super) statement: Duration,
 }
 
@@ -52,13 +51,10 @@ pub(super) fn pool(url: &PostgresUrl, size: &PoolSize) -> Result<Pool> {
             recycling_method: RecyclingMethod::Fast,
         },
     );
-    let session = format!(
-        "{SESSION} SET hnsw.ef_search = {BREADTH}; SET statement_timeout = {}",
-        size.statement.as_millis()
-    );
-    Pool::builder(manager)
+    let session = format!("{SESSION} SET statement_timeout = {}", size.statement.as_millis());
+    let connections = deadpool_postgres::Pool::builder(manager)
         .max_size(size.connections)
-        // The one that was used last has what it needs at hand.
+        // The connection used last has the most prepared statements.
         .queue_mode(QueueMode::Lifo)
         .wait_timeout(Some(size.wait))
         .create_timeout(Some(Duration::from_secs(5)))
@@ -69,7 +65,11 @@ pub(super) fn pool(url: &PostgresUrl, size: &PoolSize) -> Result<Pool> {
             Box::pin(async move { client.batch_execute(&session).await.map_err(HookError::Backend) })
         }))
         .build()
-        .map_err(|error| Error::DatabaseUrl(error.to_string()))
+        .map_err(|error| Error::DatabaseUrl(error.to_string()))?;
+    Ok(Pool {
+        connections,
+        round_trips: Arc::default(),
+    })
 }
 
 fn tls(url: &PostgresUrl) -> Result<rustls::ClientConfig> {
@@ -98,57 +98,67 @@ fn tls(url: &PostgresUrl) -> Result<rustls::ClientConfig> {
     Ok(builder.with_root_certificates(roots).with_no_client_auth())
 }
 
-/// A connection with a transaction on it. Whoever drops it before its end undoes the transaction. If
-/// that happens in the middle of a statement, because nobody waits for the answer any more, the
-/// connection is closed: one that is still busy must not go back to the pool.
-pub(super) struct Session {
-    connection: Option<Object>,
-    /// How many statements have been sent and not answered.
-    busy: AtomicUsize,
-    /// The answer to a statement that was sent before it was asked for.
-    ahead: Mutex<Option<Ahead>>,
+/// A pool of connections that counts round trips.
+#[derive(Clone)]
+pub(super) struct Pool {
+    connections: deadpool_postgres::Pool,
+    round_trips: Arc<AtomicU64>,
 }
 
-struct Ahead {
-    sql: String,
-    answer: Result<Vec<Row>>,
+impl Pool {
+    pub(super) async fn get(&self) -> Result<Object> {
+        Ok(self.connections.get().await?)
+    }
+
+    pub(super) fn close(&self) {
+        self.connections.close();
+    }
+
+    /// Number of times that sessions of this pool have waited for the server.
+    pub(super) fn round_trips(&self) -> u64 {
+        self.round_trips.load(Ordering::Relaxed)
+    }
+}
+
+/// A connection with a transaction on it. Dropping it before [`Session::commit`] rolls the
+/// transaction back. If a statement is still running then, because the caller no longer waits for
+/// it, the connection is closed: a busy one must not go back to the pool.
+pub(super) struct Session {
+    connection: Option<Object>,
+    /// Number of statements sent and not yet answered.
+    in_flight: AtomicUsize,
+    round_trips: Arc<AtomicU64>,
+}
+
+/// A statement that is ready to be sent.
+enum Prepared<'a> {
+    Cached(tokio_postgres::Statement, &'a Statement),
+    OneShot(&'a Statement),
+    Failed(Error),
 }
 
 impl Session {
-    /// A transaction whose reads see one state and never wait for a writer; the state is that of the
-    /// statement it is begun with. `ahead` is what will likely be asked next: when it is, the answer is
-    /// there.
-    pub(super) async fn read(
+    /// Begins a transaction whose reads see one state and never wait for a writer, and runs the
+    /// statements in it, in one round trip. Returns one result per statement.
+    pub(super) async fn read_all(
         pool: &Pool,
-        first: &Statement,
-        ahead: Option<&Statement>,
-    ) -> Result<(Self, Vec<Row>)> {
+        statements: &[&Statement],
+    ) -> Result<(Self, Vec<Result<Vec<Row>>>)> {
         let session = Self::on(pool).await?;
-        let begin = session.batch("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY");
-        let further = async {
-            match ahead {
-                Some(statement) => Some(session.query(statement).await),
-                None => None,
-            }
-        };
-        // Sent together, in this order: only the first of them is a journey.
-        let (begun, rows, further) = futures::join!(begin, session.query(first), further);
-        begun?;
-        let rows = rows?;
-        if let (Some(statement), Some(answer)) = (ahead, further) {
-            let sql = statement.sql.clone();
-            *session.ahead() = Some(Ahead { sql, answer });
-        }
+        let results = session
+            .pipeline(
+                Some("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"),
+                statements,
+            )
+            .await?;
+        Ok((session, results))
+    }
+
+    /// [`Session::read_all`] for one statement.
+    pub(super) async fn read(pool: &Pool, first: &Statement) -> Result<(Self, Vec<Row>)> {
+        let (session, mut results) = Self::read_all(pool, &[first]).await?;
+        let rows = results.pop().unwrap_or_else(|| Ok(Vec::new()))?;
         Ok((session, rows))
-    }
-
-    fn ahead(&self) -> MutexGuard<'_, Option<Ahead>> {
-        self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// What was sent ahead cannot be answered, and nothing more will be in this transaction.
-    pub(super) fn failed_ahead(&self) -> bool {
-        self.ahead().as_ref().is_some_and(|ahead| ahead.answer.is_err())
     }
 
     pub(super) async fn write(pool: &Pool) -> Result<Self> {
@@ -160,8 +170,8 @@ impl Session {
     async fn on(pool: &Pool) -> Result<Self> {
         Ok(Self {
             connection: Some(pool.get().await?),
-            busy: AtomicUsize::new(0),
-            ahead: Mutex::default(),
+            in_flight: AtomicUsize::new(0),
+            round_trips: Arc::clone(&pool.round_trips),
         })
     }
 
@@ -169,57 +179,121 @@ impl Session {
         self.connection.as_ref().ok_or(Error::Closed)
     }
 
+    /// Waits for an answer. Statements that are sent while another one is in flight share its round
+    /// trip.
+    async fn sent<T>(
+        &self,
+        answer: impl Future<Output = std::result::Result<T, tokio_postgres::Error>>,
+    ) -> Result<T> {
+        if self.in_flight.fetch_add(1, Ordering::Relaxed) == 0 {
+            self.count_round_trip();
+        }
+        let answer = answer.await;
+        self.in_flight.fetch_sub(1, Ordering::Relaxed);
+        Ok(answer?)
+    }
+
+    fn count_round_trip(&self) {
+        self.round_trips.fetch_add(1, Ordering::Relaxed);
+        metrics::counter!("ragstone_postgres_round_trips_total").increment(1);
+    }
+
     pub(super) async fn batch(&self, sql: &str) -> Result<()> {
-        self.busy.fetch_add(1, Ordering::Relaxed);
-        let done = self.client()?.batch_execute(sql).await;
-        self.busy.fetch_sub(1, Ordering::Relaxed);
-        Ok(done?)
+        self.sent(self.client()?.batch_execute(sql)).await
     }
 
     pub(super) async fn query(&self, statement: &Statement) -> Result<Vec<Row>> {
-        let ahead = self.ahead().take_if(|ahead| ahead.sql == statement.sql);
-        if let Some(ahead) = ahead {
-            return ahead.answer;
-        }
+        let mut results = self.query_all(&[statement]).await?;
+        results.pop().unwrap_or_else(|| Ok(Vec::new()))
+    }
+
+    /// Runs several statements in one round trip. The outer error means that none was sent.
+    pub(super) async fn query_all(&self, statements: &[&Statement]) -> Result<Vec<Result<Vec<Row>>>> {
+        self.pipeline(None, statements).await
+    }
+
+    async fn pipeline(
+        &self,
+        begin: Option<&str>,
+        statements: &[&Statement],
+    ) -> Result<Vec<Result<Vec<Row>>>> {
         let client = self.client()?;
-        let setting = async {
-            match statement.setting() {
-                Some(setting) => self.batch(setting).await,
+        // All are prepared before the first is sent, so that they are carried out in their order.
+        let mut prepared = Vec::with_capacity(statements.len());
+        for statement in statements {
+            prepared.push(self.prepare(client, statement).await);
+        }
+        let begin = async {
+            match begin {
+                Some(begin) => self.batch(begin).await,
                 None => Ok(()),
             }
         };
-        let rows = async {
-            self.busy.fetch_add(1, Ordering::Relaxed);
-            let rows = if statement.recurs() {
-                Self::query_prepared(client, statement).await
-            } else {
-                client.query_typed(&statement.sql, &statement.parameters()).await
-            };
-            self.busy.fetch_sub(1, Ordering::Relaxed);
-            rows
-        };
-        // Sent together, in this order.
-        let (set, rows) = futures::join!(setting, rows);
-        set?;
-        Ok(rows?)
+        let results = futures::future::join_all(prepared.into_iter().map(|one| self.execute(client, one)));
+        let (begun, results) = futures::join!(begin, results);
+        begun?;
+        Ok(results)
     }
 
-    async fn query_prepared(
+    async fn prepare<'a>(
+        &self,
         client: &deadpool_postgres::Client,
-        statement: &Statement,
-    ) -> std::result::Result<Vec<Row>, tokio_postgres::Error> {
-        if client.statement_cache.size() > PREPARED_AT_MOST {
-            client.statement_cache.clear();
+        statement: &'a Statement,
+    ) -> Prepared<'a> {
+        if !statement.is_cached() {
+            return Prepared::OneShot(statement);
         }
-        let parameters = statement.parameters();
-        let types: Vec<Type> = parameters.iter().map(|(_, kind)| kind.clone()).collect();
-        let values: Vec<&(dyn ToSql + Sync)> = parameters.iter().map(|(value, _)| *value).collect();
-        let prepared = client.prepare_typed_cached(&statement.sql, &types).await?;
-        let rows = client.query(&prepared, &values).await;
-        if rows.is_err() {
-            // Its table may be gone, and it with it.
-            client.statement_cache.remove(&statement.sql, &types);
+        let cache = &client.statement_cache;
+        if cache.size() > MAX_CACHED_STATEMENTS {
+            cache.clear();
         }
+        let known = cache.size();
+        match client
+            .prepare_typed_cached(&statement.sql, &statement.types())
+            .await
+        {
+            Ok(ready) => {
+                if cache.size() > known {
+                    self.count_round_trip();
+                }
+                Prepared::Cached(ready, statement)
+            }
+            Err(error) => Prepared::Failed(error.into()),
+        }
+    }
+
+    async fn execute(&self, client: &deadpool_postgres::Client, prepared: Prepared<'_>) -> Result<Vec<Row>> {
+        let setting = async {
+            match &prepared {
+                Prepared::Cached(_, statement) | Prepared::OneShot(statement) => match statement.setting() {
+                    Some(setting) => self.batch(setting).await,
+                    None => Ok(()),
+                },
+                Prepared::Failed(_) => Ok(()),
+            }
+        };
+        let rows = async {
+            match &prepared {
+                Prepared::Cached(ready, statement) => {
+                    let rows = self.sent(client.query(ready, &statement.values())).await;
+                    if rows.is_err() {
+                        // The plan is useless if its table is gone.
+                        client.statement_cache.remove(&statement.sql, &statement.types());
+                    }
+                    rows
+                }
+                Prepared::OneShot(statement) => {
+                    let parameters = statement.parameters();
+                    self.sent(client.query_typed(&statement.sql, &parameters)).await
+                }
+                Prepared::Failed(_) => Ok(Vec::new()),
+            }
+        };
+        let (set, rows) = futures::join!(setting, rows);
+        if let Prepared::Failed(error) = prepared {
+            return Err(error);
+        }
+        set?;
         rows
     }
 
@@ -232,10 +306,7 @@ impl Session {
 
     /// Runs a statement whose parameters are of types that only the server knows.
     pub(super) async fn query_untyped(&self, sql: &str, values: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>> {
-        self.busy.fetch_add(1, Ordering::Relaxed);
-        let rows = self.client()?.query(sql, values).await;
-        self.busy.fetch_sub(1, Ordering::Relaxed);
-        Ok(rows?)
+        self.sent(self.client()?.query(sql, values)).await
     }
 
     /// Makes the changes durable.
@@ -251,11 +322,11 @@ impl Drop for Session {
         let Some(connection) = self.connection.take() else {
             return;
         };
-        if self.busy.load(Ordering::Relaxed) > 0 || connection.is_closed() {
+        if self.in_flight.load(Ordering::Relaxed) > 0 || connection.is_closed() {
             drop(Object::take(connection));
             return;
         }
-        // Nobody has to wait for the end of a transaction that changes nothing.
+        // The caller does not wait for the rollback.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
                 if connection.batch_execute("ROLLBACK").await.is_err() {

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use deadpool_postgres::Pool;
 use ragstone_core::filter::Scalar;
 use ragstone_core::model::ModelIdentity;
 use ragstone_core::storage::{
@@ -15,25 +14,24 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::encode::{escape, read_scalar, scalars_key, unescape};
-use super::pool::Session;
+use super::pool::{Pool, Session};
 use super::schema::table;
 use super::statement::Statement;
+use super::stats_cache::TableStats;
 use crate::error::{Error, Result};
-use crate::search::document;
+use crate::ranking::document;
 
 const COLLECTION: &str =
-    "SELECT name, metadata, dimensions, documents, relation, words FROM ragstone.collections WHERE ";
+    "SELECT name, metadata, dimensions, documents, relation FROM ragstone.collections WHERE ";
 
 /// A collection as one transaction sees it.
-pub(super) struct View {
+pub(super) struct CollectionState {
     pub(super) collection: Collection,
     /// The table of its documents, if it has any.
     pub(super) table: Option<String>,
-    /// How many words its documents have.
-    pub(super) words: i64,
 }
 
-impl View {
+impl CollectionState {
     fn read(row: &Row) -> Result<Self> {
         let name: &str = row.try_get(0)?;
         let metadata: &str = row.try_get(1)?;
@@ -45,7 +43,22 @@ impl View {
                 dimensions: width(row.try_get(2)?),
             },
             table: row.try_get::<_, Option<i64>>(4)?.map(table),
-            words: row.try_get(5)?,
+        })
+    }
+
+    /// Reads the result of [`find_collection`].
+    pub(super) fn first(rows: &[Row], name: &CollectionName) -> Result<Self> {
+        match rows.first() {
+            Some(row) => Self::read(row),
+            None => Err(Error::CollectionNotFound(name.clone())),
+        }
+    }
+
+    pub(super) fn stats(&self) -> Option<TableStats> {
+        Some(TableStats {
+            table: self.table.clone()?,
+            dimensions: self.collection.dimensions,
+            count: self.collection.count,
         })
     }
 }
@@ -61,31 +74,30 @@ pub(super) fn width(stored: Option<i32>) -> Option<usize> {
     stored.and_then(|width| usize::try_from(width).ok())
 }
 
-/// Begins to read a collection. For `ahead` see [`Session::read`].
-pub(super) async fn view(
-    pool: &Pool,
-    name: &CollectionName,
-    ahead: Option<&Statement>,
-) -> Result<(Session, View)> {
+pub(super) fn find_collection(name: &CollectionName) -> Statement {
     let mut find = Statement::new(COLLECTION);
-    find.push("name = ").text(name.as_str()).recurring();
-    let (session, rows) = Session::read(pool, &find, ahead).await?;
-    match rows.first() {
-        Some(row) => Ok((session, View::read(row)?)),
-        None => Err(Error::CollectionNotFound(name.clone())),
-    }
+    find.push("name = ").text(name.as_str()).cached();
+    find
+}
+
+/// Begins a transaction by reading a collection.
+pub(super) async fn begin(pool: &Pool, name: &CollectionName) -> Result<(Session, CollectionState)> {
+    let (session, rows) = Session::read(pool, &find_collection(name)).await?;
+    Ok((session, CollectionState::first(&rows, name)?))
 }
 
 pub(super) async fn collections(pool: &Pool) -> Result<Vec<Collection>> {
     let mut all = Statement::new(COLLECTION);
     all.push("name NOT LIKE '.%' ORDER BY name");
-    let (_session, rows) = Session::read(pool, &all, None).await?;
-    rows.iter().map(|row| Ok(View::read(row)?.collection)).collect()
+    let (_session, rows) = Session::read(pool, &all).await?;
+    rows.iter()
+        .map(|row| Ok(CollectionState::read(row)?.collection))
+        .collect()
 }
 
 pub(super) async fn by_id(pool: &Pool, name: &CollectionName, ids: &[DocumentId]) -> Result<Vec<Document>> {
-    let (session, view) = view(pool, name, None).await?;
-    let Some(table) = view.table else {
+    let (session, state) = begin(pool, name).await?;
+    let Some(table) = state.table else {
         return Ok(Vec::new());
     };
     let ids: Vec<String> = ids.iter().map(|id| escape(id.as_str()).into_owned()).collect();
@@ -103,8 +115,8 @@ pub(super) async fn models_by_id(
     name: &CollectionName,
     ids: &[DocumentId],
 ) -> Result<Vec<(DocumentId, Option<ModelIdentity>)>> {
-    let (session, view) = view(pool, name, None).await?;
-    let Some(table) = view.table else {
+    let (session, state) = begin(pool, name).await?;
+    let Some(table) = state.table else {
         return Ok(Vec::new());
     };
     let escaped: Vec<String> = ids.iter().map(|id| escape(id.as_str()).into_owned()).collect();
@@ -131,15 +143,15 @@ pub(super) async fn documents(
     filter: &Filter,
     page: Page,
 ) -> Result<DocumentPage> {
-    let (session, view) = view(pool, name, None).await?;
-    let Some(table) = view.table else {
+    let (session, state) = begin(pool, name).await?;
+    let Some(table) = state.table else {
         return Ok(DocumentPage {
             documents: Vec::new(),
             total: 0,
         });
     };
     let total = if filter.is_everything() {
-        view.collection.count
+        state.collection.count
     } else {
         let mut count = Statement::new(format!("SELECT count(*) FROM {table} WHERE "));
         let row = session.query_one(count.filter(filter)).await?;
@@ -162,7 +174,7 @@ pub(super) async fn documents(
     Ok(DocumentPage { documents, total })
 }
 
-/// Three columns, beginning with this one: id, metadata and text.
+/// Reads three columns from `first` on: id, metadata and text.
 pub(super) fn read_document(row: &Row, first: usize) -> Result<Document> {
     document(
         unescape(row.try_get(first)?),
@@ -172,8 +184,8 @@ pub(super) fn read_document(row: &Row, first: usize) -> Result<Document> {
 }
 
 pub(super) async fn metadata_values(pool: &Pool, name: &CollectionName, field: &str) -> Result<Vec<Value>> {
-    let (session, view) = view(pool, name, None).await?;
-    let Some(table) = view.table else {
+    let (session, state) = begin(pool, name).await?;
+    let Some(table) = state.table else {
         return Ok(Vec::new());
     };
     let mut distinct = Statement::new(format!(
@@ -187,12 +199,12 @@ pub(super) async fn metadata_values(pool: &Pool, name: &CollectionName, field: &
     Ok(values.iter().map(Scalar::to_json).collect())
 }
 
-/// A page ends early when it has grown this large.
+/// Size at which a page of an export ends early.
 const PAGE_BYTES: i64 = 8 << 20;
 
 pub(super) async fn export(pool: &Pool, name: &CollectionName, range: ExportRange) -> Result<ExportPage> {
-    let (session, view) = view(pool, name, None).await?;
-    let Some(table) = view.table else {
+    let (session, state) = begin(pool, name).await?;
+    let Some(table) = state.table else {
         return Ok(ExportPage {
             documents: Vec::new(),
             last: None,
@@ -203,7 +215,7 @@ pub(super) async fn export(pool: &Pool, name: &CollectionName, range: ExportRang
         "WITH page AS (
              SELECT place, sum(length(body) + length(metadata) + {}) OVER (ORDER BY place) AS bytes FROM (
                  SELECT place, body, metadata FROM {table} WHERE place > ",
-        4 * view.collection.dimensions.unwrap_or(0)
+        4 * state.collection.dimensions.unwrap_or(0)
     ));
     rows.number(range.after.map_or(0, |place| place.0))
         .push(" ORDER BY place")
@@ -223,7 +235,7 @@ pub(super) async fn export(pool: &Pool, name: &CollectionName, range: ExportRang
         None => (None, false),
     };
     Ok(ExportPage {
-        documents: rows.iter().map(read_moved).collect::<Result<_>>()?,
+        documents: rows.iter().map(read_exported).collect::<Result<_>>()?,
         last,
         more,
     })
@@ -231,26 +243,29 @@ pub(super) async fn export(pool: &Pool, name: &CollectionName, range: ExportRang
 
 /// See [`ragstone_core::storage::Storage::vector_models`].
 pub(super) async fn vector_models(pool: &Pool, name: &CollectionName) -> Result<Vec<ModelIdentity>> {
-    let (session, view) = view(pool, name, None).await?;
-    match view.table {
-        Some(table) => models_of(&session, &table).await,
+    let (session, state) = begin(pool, name).await?;
+    match state.table {
+        Some(table) => {
+            let rows = session.query(&find_models(&table)).await?;
+            rows.iter().map(|row| read_model(row, 0)).collect()
+        }
         None => Ok(Vec::new()),
     }
 }
 
 /// The models of the first and of the last document of a table.
-pub(super) async fn models_of(session: &Session, table: &str) -> Result<Vec<ModelIdentity>> {
-    let models = Statement::new(format!(
+pub(super) fn find_models(table: &str) -> Statement {
+    let mut find = Statement::new(format!(
         "SELECT DISTINCT m.id, m.version, m.dimensions
          FROM {table} d JOIN ragstone.models m ON m.number = d.model
          WHERE place IN ((SELECT min(place) FROM {table}), (SELECT max(place) FROM {table}))"
     ));
-    let rows = session.query(&models).await?;
-    rows.iter().map(|row| read_model(row, 0)).collect()
+    find.cached();
+    find
 }
 
-/// Three columns, beginning with this one: id, version and width.
-fn read_model(row: &Row, first: usize) -> Result<ModelIdentity> {
+/// Reads three columns from `first` on: id, version and dimensions.
+pub(super) fn read_model(row: &Row, first: usize) -> Result<ModelIdentity> {
     Ok(ModelIdentity {
         id: unescape(row.try_get(first)?),
         version: unescape(row.try_get(first + 1)?),
@@ -265,7 +280,7 @@ fn read_model_if_any(row: &Row, first: usize) -> Result<Option<ModelIdentity>> {
     }
 }
 
-fn read_moved(row: &Row) -> Result<ExportedDocument> {
+fn read_exported(row: &Row) -> Result<ExportedDocument> {
     Ok(ExportedDocument {
         document: read_document(row, 1)?,
         vector: row.try_get(4)?,
@@ -280,7 +295,7 @@ pub(super) async fn health(pool: &Pool) -> Result<StorageHealth> {
                 (SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class
                  WHERE relnamespace = 'ragstone'::regnamespace AND relkind = 'r')",
     );
-    let (_session, rows) = Session::read(pool, &sizes, None).await?;
+    let (_session, rows) = Session::read(pool, &sizes).await?;
     let row = rows
         .first()
         .ok_or_else(|| Error::Damaged("a row is missing".into()))?;

@@ -1,13 +1,12 @@
 //! Small durable records.
 
-use deadpool_postgres::Pool;
 use futures::{StreamExt, TryStreamExt};
 use ragstone_core::records::{Applied, Expect, Millis, Record, RecordChange, RecordCounts, RecordRange};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::encode::{escape, unescape};
-use super::pool::Session;
+use super::pool::{Pool, Session};
 use super::statement::Statement;
 use crate::error::{Error, Result};
 
@@ -132,21 +131,31 @@ pub(super) async fn list(pool: &Pool, kind: &str, range: &RecordRange) -> Result
         }
     }
     if let Some(after) = &range.after {
-        list.push(" AND key > ").text(escape(after));
+        let compare = if range.descending {
+            " AND key < "
+        } else {
+            " AND key > "
+        };
+        list.push(compare).text(escape(after));
     }
-    list.push(" ORDER BY key").limit(range.limit);
+    let order = if range.descending {
+        " ORDER BY key DESC"
+    } else {
+        " ORDER BY key"
+    };
+    list.push(order).limit(range.limit);
     read_all(pool, &list).await
 }
 
 async fn read_all(pool: &Pool, statement: &Statement) -> Result<Vec<Record>> {
-    let (_session, rows) = Session::read(pool, statement, None).await?;
+    let (_session, rows) = Session::read(pool, statement).await?;
     rows.iter().map(read_record).collect()
 }
 
 pub(super) async fn counts(pool: &Pool, kind: &str) -> Result<RecordCounts> {
     let mut count = Statement::new("SELECT count(*), count(due) FROM ragstone.records WHERE kind = ");
     count.text(escape(kind));
-    let (_session, rows) = Session::read(pool, &count, None).await?;
+    let (_session, rows) = Session::read(pool, &count).await?;
     let row = rows
         .first()
         .ok_or_else(|| Error::Damaged("a row is missing".into()))?;

@@ -6,9 +6,7 @@
 //! of its own, and emptying a collection means to let go of its table. A table that was let go of is
 //! listed in `discarded` by the same transaction and dropped soon after, when nobody reads it.
 
-use deadpool_postgres::Pool;
-
-use super::pool::Session;
+use super::pool::{Pool, Session};
 use super::statement::Statement;
 use crate::error::{Error, Result};
 

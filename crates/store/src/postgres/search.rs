@@ -1,412 +1,339 @@
-//! One search: rank by meaning and by word within the filter, fuse, and fetch the documents.
+//! Searches of one collection, in one transaction.
+//!
+//! A query is one statement: it ranks by vector and by words within the filter, fuses the rankings
+//! and reads the documents. The statements need the collection's table, so they are planned from
+//! cached statistics and sent together with the statement that reads the collection. If the
+//! statistics turn out to be outdated, they are planned and sent again.
 
-use std::collections::HashMap;
-
-use deadpool_postgres::Pool;
 use ragstone_core::CollectionName;
-use ragstone_core::analysis::analyze_query;
-use ragstone_core::fusion::{HitRanks, Rank, fuse};
+use ragstone_core::fusion::{HitRanks, RANK_CONSTANT, Rank};
+use ragstone_core::model::ModelIdentity;
 use ragstone_core::search::SearchHit;
 use ragstone_core::storage::{SearchHits, StorageQuery};
 use ragstone_core::vector::normalise;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
-use super::Thresholds;
-use super::encode::{COUNT_WEIGHTS, LARGEST_UNIT, tsquery};
-use super::last_seen::{LastSeen, Seen};
-use super::nearest::{Columns, Nearest, Way, depth};
-use super::pool::Session;
-use super::read::{View, models_of, read_document, view};
-use super::siblings::Siblings;
+use super::PostgresThresholds;
+use super::keyword_search::KeywordRanking;
+use super::pool::{Pool, Session};
+use super::read::{CollectionState, find_collection, find_models, read_document, read_model};
+use super::siblings::SiblingReader;
 use super::statement::Statement;
+use super::stats_cache::{StatsCache, TableStats};
+use super::vector_search::{Strategy, VectorRanking};
 use crate::error::{Error, Result};
-use crate::index::dense::distance;
-use crate::search::{StageClock, dense_score};
+use crate::ranking::{StageClock, dense_score, distance};
 
-/// A sample of fewer rows tells too little to be used again.
-const WORTH_REMEMBERING: i64 = 200;
+/// A smaller sample says too little about the selectivity of a filter to be kept.
+const MIN_SAMPLE: i64 = 200;
+/// How often a search is planned anew because the collection got another table meanwhile. More than
+/// one change between two round trips is rare.
+const PLAN_ATTEMPTS: usize = 4;
 
-/// A document's place, and how similar it is or how well its words fit.
-type Scored = (i64, f64);
-
-struct Ranked {
-    place: i64,
-    ranks: HitRanks,
+pub(super) struct Searcher<'a> {
+    pub(super) pool: &'a Pool,
+    pub(super) cache: &'a StatsCache,
+    pub(super) thresholds: PostgresThresholds,
+    pub(super) name: &'a CollectionName,
+    /// With vectors of length one.
+    queries: Vec<StorageQuery>,
 }
 
-/// Begins to read a collection, and sends along what the search will begin with if the collection is
-/// still what it was: most searches are one journey to the database and back.
-async fn begin(
-    pool: &Pool,
-    guess: Option<&Seen>,
-    thresholds: Thresholds,
-    name: &CollectionName,
-    request: &StorageQuery,
-) -> Result<(Session, View)> {
-    let ahead = guess.and_then(|seen| {
-        let mut vector = request.vector.clone()?;
-        if request.limit == 0 || seen.dimensions != Some(vector.len()) {
+/// The statements of all queries for one table.
+struct Plan {
+    stats: TableStats,
+    models: Option<Statement>,
+    /// One per query; `None` where the answer is empty or an error.
+    rankings: Vec<Option<Statement>>,
+}
+
+impl Plan {
+    fn statements(&self) -> impl Iterator<Item = &Statement> {
+        self.models.iter().chain(self.rankings.iter().flatten())
+    }
+}
+
+/// The rows that a [`Plan`] returned.
+#[derive(Default)]
+struct Answers {
+    models: Vec<ModelIdentity>,
+    rankings: Vec<Vec<Row>>,
+}
+
+impl<'a> Searcher<'a> {
+    pub(super) fn new(
+        pool: &'a Pool,
+        cache: &'a StatsCache,
+        thresholds: PostgresThresholds,
+        name: &'a CollectionName,
+        queries: &[StorageQuery],
+    ) -> Self {
+        let mut queries = queries.to_vec();
+        for vector in queries.iter_mut().filter_map(|query| query.vector.as_mut()) {
+            normalise(vector);
+        }
+        Self {
+            pool,
+            cache,
+            thresholds,
+            name,
+            queries,
+        }
+    }
+
+    pub(super) async fn search(&self) -> Result<Vec<SearchHits>> {
+        let mut clock = StageClock::default();
+        let (session, state, answers) = clock.time_async("search", self.rank()).await?;
+        let mut results = Vec::with_capacity(self.queries.len());
+        for (number, query) in self.queries.iter().enumerate() {
+            let rows = answers.rankings.get(number).map_or(&[][..], Vec::as_slice);
+            let mut places = Vec::with_capacity(rows.len());
+            let mut hits = Vec::with_capacity(rows.len());
+            for row in rows {
+                places.push(row.try_get(0)?);
+                hits.push(read_hit(row, hits.len() + 1)?);
+            }
+            self.note_selectivity(query, rows)?;
+            let mut timings = clock.stages.clone();
+            let mut siblings_truncated = false;
+            if let (Some(table), Some(request)) = (&state.table, &query.siblings) {
+                let mut expand = StageClock::default();
+                let siblings = SiblingReader::new(&session, table, request);
+                siblings_truncated = expand
+                    .time_async("expand", siblings.add_to(&places, &mut hits))
+                    .await?;
+                timings.extend(expand.stages);
+            }
+            results.push(SearchHits {
+                hits,
+                metadata: state.collection.metadata.clone(),
+                models: match query.vector {
+                    Some(_) => answers.models.clone(),
+                    None => Vec::new(),
+                },
+                siblings_truncated,
+                timings,
+            });
+        }
+        Ok(results)
+    }
+
+    /// Reads the collection and ranks, in one round trip if the cached statistics are right.
+    async fn rank(&self) -> Result<(Session, CollectionState, Answers)> {
+        let find = find_collection(self.name);
+        let mut plan = self.cache.get(self.name).map(|stats| self.plan(stats));
+        for _ in 0..PLAN_ATTEMPTS {
+            let mut statements = vec![&find];
+            statements.extend(plan.iter().flat_map(Plan::statements));
+            let (session, results) = Session::read_all(self.pool, &statements).await?;
+            let mut results = results.into_iter();
+            let found = results.next().unwrap_or_else(|| Ok(Vec::new()))?;
+            let state = CollectionState::first(&found, self.name)?;
+            self.cache.update(&state);
+            self.check_dimensions(&state)?;
+            let Some(stats) = state.stats() else {
+                return Ok((session, state, Answers::default()));
+            };
+            let results: Vec<_> = results.collect();
+            if let Some(plan) = plan.take_if(|plan| plan.stats.same_table(&stats)) {
+                return Ok((session, state, plan.read(results)?));
+            }
+            let failed = results.iter().any(Result::is_err);
+            let current = self.plan(stats);
+            if !failed {
+                let statements: Vec<_> = current.statements().collect();
+                let results = session.query_all(&statements).await?;
+                return Ok((session, state, current.read(results)?));
+            }
+            // The failed statement ended the transaction.
+            plan = Some(current);
+        }
+        Err(Error::Conflict)
+    }
+
+    fn check_dimensions(&self, state: &CollectionState) -> Result<()> {
+        let Some(expected) = state.collection.dimensions else {
+            return Ok(());
+        };
+        let vectors = self.queries.iter().filter_map(|query| query.vector.as_ref());
+        match vectors.map(Vec::len).find(|actual| *actual != expected) {
+            None => Ok(()),
+            Some(actual) => Err(Error::DimensionMismatch {
+                collection: self.name.clone(),
+                expected,
+                actual,
+            }),
+        }
+    }
+
+    fn plan(&self, stats: TableStats) -> Plan {
+        let any_vector = self.queries.iter().any(|query| query.vector.is_some());
+        Plan {
+            models: any_vector.then(|| find_models(&stats.table)),
+            rankings: self
+                .queries
+                .iter()
+                .map(|query| self.ranking(&stats, query))
+                .collect(),
+            stats,
+        }
+    }
+
+    /// Returns rows of place, dense rank, keyword rank, keyword score, fused score, negative inner
+    /// product, id, metadata, text, and the size of the sample and of its matching part.
+    fn ranking(&self, stats: &TableStats, query: &StorageQuery) -> Option<Statement> {
+        let width = query.vector.as_ref().map(Vec::len);
+        if query.limit == 0 || width.is_some_and(|width| stats.dimensions != Some(width)) {
             return None;
         }
-        normalise(&mut vector);
-        let way = Way::new(thresholds, seen, request);
-        Some(by_meaning(&seen.table, request, &vector).first(way, seen.count))
-    });
-    let begun = match view(pool, name, ahead.as_ref()).await {
-        Ok((session, _)) if session.failed_ahead() => None,
-        Err(Error::Postgres(error)) if ahead.is_some() && error.as_db_error().is_some() => None,
-        begun => Some(begun),
-    };
-    match begun {
-        Some(begun) => begun,
-        // Its table is another one by now, most likely.
-        None => view(pool, name, None).await,
-    }
-}
-
-/// The search by meaning that is all of a request, or the deeper one that is half of it.
-fn by_meaning<'a>(table: &'a str, request: &'a StorageQuery, vector: &'a [f32]) -> Nearest<'a> {
-    let columns = match request.text {
-        None => Columns::Document,
-        Some(_) => Columns::Place,
-    };
-    Nearest {
-        table,
-        request,
-        vector,
-        limit: depth(request),
-        columns,
-    }
-}
-
-pub(super) async fn search(
-    pool: &Pool,
-    last_seen: &LastSeen,
-    thresholds: Thresholds,
-    name: &CollectionName,
-    request: &StorageQuery,
-) -> Result<SearchHits> {
-    let guess = last_seen.get(name, &request.filter);
-    let (session, view) = begin(pool, guess.as_ref(), thresholds, name, request).await?;
-    last_seen.note(&view);
-    let vector = unit_vector(name, &view, request)?;
-    let mut clock = StageClock::default();
-    let mut hits = Vec::new();
-    let mut siblings_cut = false;
-    if let Some(table) = &view.table
-        && request.limit > 0
-    {
-        let search = Search {
-            session: &session,
-            view: &view,
-            table,
-            request,
-            thresholds,
-            vector: vector.as_deref(),
-            share: guess
-                .filter(|seen| seen.table == *table)
-                .and_then(|seen| seen.share),
-            last_seen,
+        let mut sql = Statement::new("WITH ");
+        let vector = query
+            .vector
+            .as_ref()
+            .map(|vector| sql.remember(vector.clone(), Type::FLOAT4_ARRAY));
+        let selectivity = self.cache.selectivity(self.name, &query.filter);
+        let strategy = Strategy::new(self.thresholds, stats, query, selectivity);
+        if let Some(vector) = &vector {
+            let dense = VectorRanking {
+                stats,
+                query,
+                vector,
+                strategy,
+                exact_up_to: self.thresholds.exact_up_to,
+            };
+            dense.push(&mut sql);
+            if let Some(ef_search) = strategy.ef_search() {
+                sql.with_setting(format!("SET LOCAL hnsw.ef_search = {ef_search}"));
+            }
+        }
+        if let Some(text) = &query.text {
+            if vector.is_some() {
+                sql.push(", ");
+            }
+            let keyword = KeywordRanking {
+                name: self.name,
+                table: &stats.table,
+                query,
+                text,
+                vector: vector.as_deref(),
+            };
+            keyword.push(&mut sql);
+        }
+        match (&vector, &query.text) {
+            (Some(_), None) => sql.push(
+                ", ranked AS (SELECT place, rank AS dense_rank, NULL::bigint AS keyword_rank,
+                     NULL::float8 AS score, NULL::float8 AS fused FROM dense)",
+            ),
+            (None, Some(_)) => sql.push(
+                ", ranked AS (SELECT place, NULL::bigint AS dense_rank, rank AS keyword_rank,
+                     score, NULL::float8 AS fused FROM keyword)",
+            ),
+            (Some(_), Some(_)) => push_fusion(&mut sql, query),
+            (None, None) => return None,
         };
-        let ranked;
-        (ranked, hits) = search.hits(&mut clock).await?;
-        if let Some(request) = &request.siblings {
-            let siblings = Siblings::new(&session, table, request);
-            let expanded = expand(siblings, &ranked, &mut hits);
-            siblings_cut = clock.time_async("expand", expanded).await?;
-        }
-    }
-    let models = match (&view.table, &request.vector) {
-        (Some(table), Some(_)) => models_of(&session, table).await?,
-        _ => Vec::new(),
-    };
-    Ok(SearchHits {
-        hits,
-        metadata: view.collection.metadata,
-        models,
-        siblings_truncated: siblings_cut,
-        timings: clock.stages,
-    })
-}
-
-/// Returns whether siblings were left out.
-async fn expand(mut siblings: Siblings<'_>, ranked: &[Ranked], hits: &mut [SearchHit]) -> Result<bool> {
-    for (hit, Ranked { place, .. }) in hits.iter_mut().zip(ranked) {
-        hit.siblings = siblings.of(*place, &hit.document).await?;
-    }
-    Ok(siblings.cut())
-}
-
-fn unit_vector(name: &CollectionName, view: &View, request: &StorageQuery) -> Result<Option<Vec<f32>>> {
-    let Some(mut vector) = request.vector.clone() else {
-        return Ok(None);
-    };
-    let actual = vector.len();
-    if let Some(expected) = view.collection.dimensions.filter(|width| *width != actual) {
-        return Err(Error::DimensionMismatch {
-            collection: name.clone(),
-            expected,
-            actual,
-        });
-    }
-    normalise(&mut vector);
-    Ok(Some(vector))
-}
-
-struct Search<'a> {
-    session: &'a Session,
-    view: &'a View,
-    table: &'a str,
-    request: &'a StorageQuery,
-    thresholds: Thresholds,
-    /// Of length one.
-    vector: Option<&'a [f32]>,
-    /// How many of all documents match, where a search of late found that out.
-    share: Option<f64>,
-    last_seen: &'a LastSeen,
-}
-
-impl Search<'_> {
-    /// The hits, and where each stands in the table.
-    async fn hits(&self, clock: &mut StageClock) -> Result<(Vec<Ranked>, Vec<SearchHit>)> {
-        if let (Some(nearest), None) = (self.by_meaning(), &self.request.text) {
-            return clock.time_async("dense", self.dense_hits(&nearest)).await;
-        }
-        let ranked = self.rank(clock).await?;
-        let hits = clock.time_async("fetch", self.fetch(&ranked)).await?;
-        Ok((ranked, hits))
-    }
-
-    fn by_meaning(&self) -> Option<Nearest<'_>> {
-        Some(by_meaning(self.table, self.request, self.vector?))
-    }
-
-    async fn dense_hits(&self, nearest: &Nearest<'_>) -> Result<(Vec<Ranked>, Vec<SearchHit>)> {
-        let rows = self.nearest(nearest).await?;
-        let (mut ranked, mut hits) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
-        for row in rows {
-            let similarity = similarity(row.try_get(1)?);
-            let distance = distance(similarity);
-            if self
-                .request
-                .max_distance
-                .is_some_and(|farthest| distance > farthest)
-            {
-                continue;
-            }
-            let ranks = HitRanks {
-                dense: Some(Rank {
-                    rank: hits.len() + 1,
-                    score: dense_score(similarity),
-                }),
-                ..HitRanks::default()
-            };
-            ranked.push(Ranked {
-                place: row.try_get(0)?,
-                ranks,
-            });
-            hits.push(SearchHit {
-                document: read_document(&row, 2)?,
-                distance: Some(distance),
-                ranks,
-                rerank: None,
-                siblings: None,
-            });
-        }
-        Ok((ranked, hits))
-    }
-
-    async fn rank(&self, clock: &mut StageClock) -> Result<Vec<Ranked>> {
-        let limit = self.request.limit;
-        match (self.by_meaning(), &self.request.text) {
-            (None, Some(text)) => {
-                let found = clock.time_async("keyword", self.keyword(text, limit)).await?;
-                Ok(only(found, |stage| HitRanks {
-                    keyword: Some(stage),
-                    ..HitRanks::default()
-                }))
-            }
-            (Some(nearest), Some(text)) => {
-                let depth = nearest.limit;
-                let dense = clock.time_async("dense", self.dense(&nearest)).await?;
-                let keyword = clock.time_async("keyword", self.keyword(text, depth)).await?;
-                let fused = clock.time("fusion", || fuse(&dense, &keyword, self.request.weights));
-                let ranked = fused.into_iter().take(limit);
-                Ok(ranked.map(|(place, ranks)| Ranked { place, ranks }).collect())
-            }
-            (_, None) => Ok(Vec::new()),
-        }
-    }
-
-    async fn dense(&self, nearest: &Nearest<'_>) -> Result<Vec<Scored>> {
-        let mut found: Vec<(i64, f32)> = Vec::with_capacity(nearest.limit);
-        for row in self.nearest(nearest).await? {
-            found.push((row.try_get(0)?, similarity(row.try_get(1)?)));
-        }
-        if let Some(farthest) = self.request.max_distance {
-            found.retain(|(_, similarity)| distance(*similarity) <= farthest);
-        }
-        Ok(found
-            .into_iter()
-            .map(|(place, similarity)| (place, dense_score(similarity)))
-            .collect())
-    }
-
-    /// The nearest documents, nearest first.
-    async fn nearest(&self, nearest: &Nearest<'_>) -> Result<Vec<Row>> {
-        let collection = &self.view.collection;
-        let seen = Seen {
-            table: self.table.to_owned(),
-            dimensions: collection.dimensions,
-            count: collection.count,
-            share: self.share,
+        sql.push("SELECT place, dense_rank, keyword_rank, score, fused, ");
+        match &vector {
+            Some(vector) => sql.push(&format!("embedding <#> (SELECT {vector}::vector)")),
+            None => sql.push("NULL::float8"),
         };
-        let mut way = Way::new(self.thresholds, &seen, self.request);
-        if let Way::Sample = way {
-            let sample = nearest.first(way, seen.count);
-            let row = self.session.query_one(&sample).await?;
-            let (drawn, matching): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
-            let share = matching as f64 / drawn.max(1) as f64;
-            if drawn >= WORTH_REMEMBERING {
-                self.last_seen
-                    .note_share(&collection.name, &self.request.filter, share);
-            }
-            let seen = Seen {
-                share: Some(share),
-                ..seen
-            };
-            way = Way::new(self.thresholds, &seen, self.request);
-        }
-        if let Way::Index(index, breadth) = way {
-            let found = self.session.query(&nearest.by_index(index, breadth)).await?;
-            let possible = usize::try_from(collection.count).unwrap_or(usize::MAX);
-            // With fewer, it gave up on the way, or so few match: only a look at all of them can tell.
-            if found.len() >= nearest.limit.min(possible) {
-                return Ok(found);
-            }
-        }
-        self.session.query(&nearest.of_all()).await
-    }
-
-    /// BM25 with the constants of the embedded store. How often a word is in a document is what
-    /// `ts_rank_cd` gives for that word alone: the sum of the weights of its positions, which stand for
-    /// the units that `encode` writes a count in.
-    async fn keyword(&self, text: &str, limit: usize) -> Result<Vec<Scored>> {
-        let terms = analyze_query(text);
-        if terms.is_empty() {
-            return Ok(Vec::new());
-        }
-        let words: Vec<String> = terms.iter().map(|term| tsquery(&term.text)).collect();
-        let weights: Vec<f32> = terms.iter().map(|term| term.weight).collect();
-        let documents = self.view.collection.count.max(1) as f64;
-        let average = (self.view.words as f64 / documents).max(1.0);
-        let table = self.table;
-        let mut best = Statement::new("WITH wanted AS (SELECT word::tsquery AS word, weight FROM unnest(");
-        best.bind(words, Type::TEXT_ARRAY)
-            .push(", ")
-            .bind(weights, Type::FLOAT4_ARRAY)
-            .push(&format!(
-                ") AS given (word, weight)), posting AS MATERIALIZED (
-                     SELECT place, words, word, weight,
-                            ts_rank_cd('{COUNT_WEIGHTS}', terms, word)::float8 * {LARGEST_UNIT} AS count, ("
-            ))
-            .matching(self.request)
-            .push(&format!(
-                ") AS matches FROM wanted JOIN {table} ON terms @@ word), known AS (
-                     SELECT word, ln(1 + ("
-            ))
-            .bind(documents, Type::FLOAT8)
-            .push(
-                " - count(*) + 0.5) / (count(*) + 0.5)) AS idf FROM posting GROUP BY word), score AS (
-                     SELECT place, sum(weight * idf * count * 2.2 / (count + 1.2 * (0.25 + 0.75 * words / ",
-            )
-            .bind(average, Type::FLOAT8)
-            .push(
-                "))) AS score
-                     FROM posting JOIN known USING (word) WHERE matches GROUP BY place
-                     ORDER BY score DESC, place",
-            )
-            .limit(limit)
-            .push(") SELECT score.place, score.score");
-        if let Some(vector) = self.vector {
-            best.push(", embedding <#> ")
-                .bind(vector.to_vec(), Type::FLOAT4_ARRAY)
-                .push(&format!("::vector FROM score JOIN {table} USING (place)"));
-        } else {
-            best.push(" FROM score");
-        }
-        best.push(" ORDER BY score.score DESC, score.place");
-        let mut found = Vec::new();
-        for row in self.session.query(&best).await? {
-            let near_enough = match (self.vector, self.request.max_distance) {
-                (Some(_), Some(farthest)) => distance(similarity(row.try_get(2)?)) <= farthest,
-                _ => true,
-            };
-            if near_enough {
-                found.push((row.try_get(0)?, row.try_get(1)?));
-            }
-        }
-        Ok(found)
-    }
-
-    async fn fetch(&self, ranked: &[Ranked]) -> Result<Vec<SearchHit>> {
-        if ranked.is_empty() {
-            return Ok(Vec::new());
-        }
-        let places: Vec<i64> = ranked.iter().map(|hit| hit.place).collect();
-        let mut fetch = Statement::new("SELECT place, id, metadata, body");
-        if let Some(vector) = self.vector {
-            fetch
-                .push(", embedding <#> ")
-                .bind(vector.to_vec(), Type::FLOAT4_ARRAY)
-                .push("::vector");
-        }
-        fetch
-            .push(&format!(" FROM {} WHERE place = ANY (", self.table))
-            .bind(places, Type::INT8_ARRAY)
-            .push(")");
-        let mut found = HashMap::with_capacity(ranked.len());
-        for row in self.session.query(&fetch).await? {
-            let distance = match self.vector {
-                Some(_) => Some(distance(similarity(row.try_get(4)?))),
-                None => None,
-            };
-            found.insert(row.try_get::<_, i64>(0)?, (read_document(&row, 1)?, distance));
-        }
-        ranked
-            .iter()
-            .map(|hit| {
-                let (document, distance) = found
-                    .remove(&hit.place)
-                    .ok_or_else(|| Error::Damaged(format!("place {} has no row", hit.place)))?;
-                Ok(SearchHit {
-                    document,
-                    distance,
-                    ranks: hit.ranks,
-                    rerank: None,
-                    siblings: None,
-                })
+        sql.push(", id, metadata, body, ")
+            .push(match (&vector, strategy) {
+                (Some(_), Strategy::Sampled) => "(SELECT drawn FROM sample), (SELECT matching FROM sample)",
+                _ => "NULL::bigint, NULL::bigint",
             })
-            .collect()
+            .push(&format!(
+                " FROM ranked JOIN {} USING (place)
+                 ORDER BY fused DESC NULLS LAST, dense_rank NULLS LAST, keyword_rank NULLS LAST, place",
+                stats.table
+            ));
+        // The best plan for a filter depends on its values.
+        if query.filter.is_everything() && query.ids.is_none() {
+            sql.cached();
+        }
+        Some(sql)
+    }
+
+    fn note_selectivity(&self, query: &StorageQuery, rows: &[Row]) -> Result<()> {
+        if let Some(row) = rows.first()
+            && let (Some(drawn), Some(matching)) = (
+                row.try_get::<_, Option<i64>>(9)?,
+                row.try_get::<_, Option<i64>>(10)?,
+            )
+            && drawn >= MIN_SAMPLE
+        {
+            let selectivity = matching as f64 / drawn as f64;
+            self.cache
+                .update_selectivity(self.name, &query.filter, selectivity);
+        }
+        Ok(())
     }
 }
 
-fn only(found: Vec<Scored>, ranks: impl Fn(Rank) -> HitRanks) -> Vec<Ranked> {
-    found
-        .into_iter()
-        .enumerate()
-        .map(|(number, (place, score))| Ranked {
-            place,
-            ranks: ranks(Rank {
-                rank: number + 1,
+impl Plan {
+    fn read(&self, results: Vec<Result<Vec<Row>>>) -> Result<Answers> {
+        let mut results = results.into_iter();
+        let mut next = || results.next().unwrap_or_else(|| Ok(Vec::new()));
+        let models = match self.models {
+            Some(_) => next()?
+                .iter()
+                .map(|row| read_model(row, 0))
+                .collect::<Result<_>>()?,
+            None => Vec::new(),
+        };
+        let rankings = self.rankings.iter().map(|ranking| match ranking {
+            Some(_) => next(),
+            None => Ok(Vec::new()),
+        });
+        Ok(Answers {
+            models,
+            rankings: rankings.collect::<Result<_>>()?,
+        })
+    }
+}
+
+/// Reciprocal rank fusion as in [`ragstone_core::fusion::fuse`], with the same order of ties.
+fn push_fusion<'a>(sql: &'a mut Statement, query: &StorageQuery) -> &'a mut Statement {
+    sql.push(", ranked AS (SELECT place, d.rank AS dense_rank, k.rank AS keyword_rank, k.score, coalesce(")
+        .bind(query.weights.dense, Type::FLOAT8)
+        .push(&format!(" / ({RANK_CONSTANT} + d.rank)::float8, 0) + coalesce("))
+        .bind(query.weights.keyword, Type::FLOAT8)
+        .push(&format!(
+            " / ({RANK_CONSTANT} + k.rank)::float8, 0) AS fused
+             FROM dense d FULL JOIN keyword k USING (place)
+             ORDER BY fused DESC, d.rank NULLS LAST, place"
+        ))
+        .fixed_limit(query.limit)
+        .push(")")
+}
+
+/// See [`Searcher::ranking`] for the columns.
+fn read_hit(row: &Row, fused_rank: usize) -> Result<SearchHit> {
+    let rank = |column: usize| -> Result<Option<usize>> {
+        let rank: Option<i64> = row.try_get(column)?;
+        Ok(rank.and_then(|rank| usize::try_from(rank).ok()))
+    };
+    // pgvector orders by the negative inner product.
+    let similarity = row.try_get::<_, Option<f64>>(5)?.map(|far| -far as f32);
+    let keyword_score: Option<f64> = row.try_get(3)?;
+    let fused_score: Option<f64> = row.try_get(4)?;
+    Ok(SearchHit {
+        document: read_document(row, 6)?,
+        distance: similarity.map(distance),
+        ranks: HitRanks {
+            dense: rank(1)?.zip(similarity).map(|(rank, similarity)| Rank {
+                rank,
+                score: dense_score(similarity),
+            }),
+            keyword: rank(2)?
+                .zip(keyword_score)
+                .map(|(rank, score)| Rank { rank, score }),
+            fused: fused_score.map(|score| Rank {
+                rank: fused_rank,
                 score,
             }),
-        })
-        .collect()
-}
-
-/// pgvector orders by the negative inner product.
-fn similarity(far: f64) -> f32 {
-    -far as f32
+        },
+        rerank: None,
+        siblings: None,
+    })
 }

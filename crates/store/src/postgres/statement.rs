@@ -1,4 +1,4 @@
-//! SQL text with the values that are bound to it, and filters written as such.
+//! SQL text with its bound values, and filters as SQL conditions.
 
 use ragstone_core::Filter;
 use ragstone_core::filter::{Comparison, Scalar, Test};
@@ -8,16 +8,17 @@ use tokio_postgres::types::{ToSql, Type};
 
 use super::encode::{escape, list_key, scalar_json, scalars_key};
 
-/// More values than this are compared one after the other; up to here each can use the index.
+/// Up to this many values of `$in` become conditions that each use the index; more are compared row
+/// by row.
 const MAX_INDEXED: usize = 64;
 
-/// A statement in the making. Whatever comes from outside is bound, never part of the text.
+/// A statement under construction. User input is always bound, never part of the text.
 #[derive(Default)]
 pub(super) struct Statement {
     pub(super) sql: String,
-    /// It comes again and again, with other values, and is best carried out the same way each time.
-    recurs: bool,
-    /// What the transaction is set to before it, if anything.
+    /// Whether connections keep it prepared.
+    cached: bool,
+    /// A `SET LOCAL` statement to run before it.
     setting: Option<String>,
     values: Vec<(Box<dyn ToSql + Sync + Send>, Type)>,
 }
@@ -30,17 +31,17 @@ impl Statement {
         }
     }
 
-    /// Lets the database keep how it carries this statement out.
-    pub(super) fn recurring(&mut self) -> &mut Self {
-        self.recurs = true;
+    /// Keeps the statement prepared, for one that is run often and always planned the same way.
+    pub(super) fn cached(&mut self) -> &mut Self {
+        self.cached = true;
         self
     }
 
-    pub(super) fn recurs(&self) -> bool {
-        self.recurs
+    pub(super) fn is_cached(&self) -> bool {
+        self.cached
     }
 
-    /// Sets the transaction to something before this statement; nothing from outside may be part of it.
+    /// Runs a `SET LOCAL` statement first. It is not escaped, so no user input may be part of it.
     pub(super) fn with_setting(&mut self, sql: String) -> &mut Self {
         self.setting = Some(sql);
         self
@@ -55,14 +56,14 @@ impl Statement {
         self
     }
 
-    /// Refers to a value at this place of the text.
+    /// Binds a value and refers to it here.
     pub(super) fn bind(&mut self, value: impl ToSql + Sync + Send + 'static, kind: Type) -> &mut Self {
-        let place = self.remember(value, kind);
-        self.sql.push_str(&place);
+        let reference = self.remember(value, kind);
+        self.sql.push_str(&reference);
         self
     }
 
-    /// Binds a value without referring to it yet; returns what refers to it, as often as needed.
+    /// Binds a value without referring to it yet. Returns the reference, for use any number of times.
     pub(super) fn remember(&mut self, value: impl ToSql + Sync + Send + 'static, kind: Type) -> String {
         self.values.push((Box::new(value), kind));
         format!("${}", self.values.len())
@@ -81,9 +82,26 @@ impl Statement {
             .number(i64::try_from(limit).unwrap_or(i64::MAX))
     }
 
-    /// As part of the text: how many rows are wanted decides how they are best found.
+    /// A limit that the planner sees, because the best plan depends on it.
     pub(super) fn fixed_limit(&mut self, limit: usize) -> &mut Self {
         self.push(&format!(" LIMIT {limit}"))
+    }
+
+    /// A condition on a negative inner product of unit vectors, computed as `index::dense::distance`.
+    pub(super) fn within(&mut self, far: &str, max_distance: f32) -> &mut Self {
+        self.push(&format!("least(1::real + ({far})::real, 2) <= "))
+            .bind(max_distance, Type::FLOAT4)
+    }
+
+    pub(super) fn types(&self) -> Vec<Type> {
+        self.values.iter().map(|(_, kind)| kind.clone()).collect()
+    }
+
+    pub(super) fn values(&self) -> Vec<&(dyn ToSql + Sync)> {
+        self.values
+            .iter()
+            .map(|(value, _)| &**value as &(dyn ToSql + Sync))
+            .collect()
     }
 
     pub(super) fn parameters(&self) -> Vec<(&(dyn ToSql + Sync), Type)> {
@@ -93,7 +111,7 @@ impl Statement {
             .collect()
     }
 
-    /// A condition on the column `fields` that is true or false, never null, so that it can be negated.
+    /// A condition on the column `fields`. It is never null, so it can be negated.
     pub(super) fn filter(&mut self, filter: &Filter) -> &mut Self {
         match filter {
             Filter::All(parts) => self.joined(parts, " AND ", "TRUE"),
@@ -103,16 +121,16 @@ impl Statement {
         }
     }
 
-    /// The documents that a search is for.
-    pub(super) fn matching(&mut self, request: &StorageQuery) -> &mut Self {
-        match &request.ids {
-            None => self.filter(&request.filter),
+    /// The condition of the documents that a query searches.
+    pub(super) fn matching(&mut self, query: &StorageQuery) -> &mut Self {
+        match &query.ids {
+            None => self.filter(&query.filter),
             Some(ids) => {
                 let ids: Vec<String> = ids.iter().map(|id| escape(id.as_str()).into_owned()).collect();
                 self.push("id = ANY (")
                     .bind(ids, Type::TEXT_ARRAY)
                     .push(") AND (")
-                    .filter(&request.filter)
+                    .filter(&query.filter)
                     .push(")")
             }
         }

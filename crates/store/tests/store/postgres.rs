@@ -4,15 +4,18 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures::future::{join_all, try_join_all};
-use ragstone_core::storage::{Storage, StorageError, StorageQuery};
+use ragstone_core::siblings::{Expand, SIBLING_BYTES};
+use ragstone_core::storage::{SiblingsRequest, Storage, StorageError, StorageQuery};
 use ragstone_core::{CollectionName, Filter, Metadata};
-use ragstone_store::{Error, PostgresOptions, PostgresStore, PostgresUrl, Thresholds, inspect_postgres};
+use ragstone_store::{
+    Error, PostgresOptions, PostgresStore, PostgresThresholds, PostgresUrl, inspect_postgres,
+};
 use serde_json::json;
 
 use crate::common::*;
 
 /// Small enough for a test to reach.
-const THRESHOLDS: Thresholds = Thresholds {
+const THRESHOLDS: PostgresThresholds = PostgresThresholds {
     index_from: 1000,
     exact_up_to: 100,
     settle: Duration::from_millis(100),
@@ -149,7 +152,143 @@ async fn emptying_lets_go_of_the_table() {
     until_number(&url, "SELECT count(*) FROM ragstone.discarded", 0).await;
 }
 
-/// The nearest ten, by looking at everything here.
+/// With one connection, the first search prepares the statements of all later ones.
+async fn open_with_one_reader(url: &str) -> PostgresStore {
+    let options = PostgresOptions {
+        readers: 1,
+        writers: 1,
+        thresholds: THRESHOLDS,
+    };
+    let url = PostgresUrl::parse(url).unwrap();
+    PostgresStore::open(&url, options).await.unwrap()
+}
+
+/// Round trips of `Storage::collection` and one search.
+async fn round_trips(store: &PostgresStore, docs: &CollectionName, query: &StorageQuery) -> u64 {
+    let before = store.round_trips();
+    store.collection(docs).await.unwrap();
+    store.search(docs, query.clone()).await.unwrap();
+    store.round_trips() - before
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_search_is_one_round_trip() {
+    let url = new_database().await;
+    let store = open_with_one_reader(&url).await;
+    let mut noise = Noise(5);
+    for (collection, count) in [("small", 20), ("large", 2500)] {
+        let docs = name(collection);
+        store.create_collection(&docs, Metadata::new()).await.unwrap();
+        let documents = (0..count).map(|n| {
+            let fields = json!({"n": n, "half": n % 2, "part": format!("p{}", n / 10)});
+            stored(
+                &format!("d{n}"),
+                &format!("text number{n}"),
+                fields,
+                &noise.vector(8),
+            )
+        });
+        store.upsert(&docs, batch(documents.collect())).await.unwrap();
+        let vector = Some(noise.vector(8));
+        let text = Some("text number7".to_owned());
+        let shapes = [(vector.clone(), None), (None, text.clone()), (vector, text)];
+        let filters = [
+            json!({}),
+            json!({"half": 1}),
+            json!({"n": {"$lt": 9}}),
+            json!({"n": -1}),
+        ];
+        let mut queries = Vec::new();
+        for ((vector, text), filter) in shapes
+            .into_iter()
+            .flat_map(|shape| filters.iter().map(move |filter| (shape.clone(), filter)))
+        {
+            let query = StorageQuery {
+                vector,
+                text,
+                filter: Filter::parse(filter).unwrap(),
+                limit: 5,
+                ..StorageQuery::default()
+            };
+            if filter.as_object().unwrap().is_empty() {
+                store.search(&docs, query.clone()).await.unwrap();
+            }
+            // The first search with a filter does not know how many documents match.
+            for _ in 0..2 {
+                assert_eq!(
+                    round_trips(&store, &docs, &query).await,
+                    2,
+                    "{collection} {query:?}"
+                );
+            }
+            let limited = StorageQuery {
+                max_distance: query.vector.is_some().then_some(0.9),
+                ..query.clone()
+            };
+            store.search(&docs, limited.clone()).await.unwrap();
+            assert_eq!(
+                round_trips(&store, &docs, &limited).await,
+                2,
+                "{collection} {limited:?}"
+            );
+            queries.push(query);
+        }
+        let before = store.round_trips();
+        let together = store.search_many(&docs, queries.clone()).await.unwrap();
+        assert_eq!(store.round_trips() - before, 1);
+        for (query, together) in queries.into_iter().zip(together) {
+            let alone = store.search(&docs, query).await.unwrap();
+            assert_eq!(alone.hits, together.hits);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn siblings_of_many_hits_are_read_together() {
+    let url = new_database().await;
+    let store = open_with_one_reader(&url).await;
+    let docs = name("docs");
+    store.create_collection(&docs, Metadata::new()).await.unwrap();
+    let documents = (0..3000).map(|n| {
+        // Sections of ten, and one of 1,500.
+        let section = if n % 2 == 0 { n / 20 } else { -1 };
+        stored(
+            &format!("d{n}"),
+            "text",
+            json!({"section": section}),
+            &[1.0, n as f32],
+        )
+    });
+    store.upsert(&docs, batch(documents.collect())).await.unwrap();
+    let query = StorageQuery {
+        vector: Some(vec![1.0, 500.0]),
+        limit: 16,
+        siblings: Some(SiblingsRequest {
+            expand: Expand {
+                field: "section".into(),
+                max_chars: None,
+            },
+            max_bytes: SIBLING_BYTES,
+        }),
+        ..StorageQuery::default()
+    };
+    store.search(&docs, query.clone()).await.unwrap();
+    let before = store.round_trips();
+    let found = store.search(&docs, query).await.unwrap();
+    // The search, both kinds of sections, and the documents.
+    assert_eq!(store.round_trips() - before, 4);
+    for hit in found.hits {
+        let siblings = hit.siblings.unwrap();
+        let expected = if hit.document.metadata["section"] == -1 {
+            100
+        } else {
+            10
+        };
+        assert_eq!(siblings.len(), expected, "{:?}", hit.document.id);
+        assert!(siblings.iter().any(|sibling| sibling.id == hit.document.id));
+    }
+}
+
 /// A search sends along what it will likely need, by what the last one saw; here that is wrong each time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_collection_that_another_process_replaced_is_searched_as_it_is() {
@@ -203,6 +342,7 @@ async fn a_collection_that_another_process_replaced_is_searched_as_it_is() {
     }
 }
 
+/// The nearest documents, by comparing all of them.
 fn nearest(
     vectors: &[Vec<f32>],
     query: &[f32],

@@ -112,10 +112,33 @@ async fn lists_are_paged_by_key_and_group(engine: Engine) {
             group: group.map(Into::into),
             after: after.map(Into::into),
             limit,
+            descending: false,
+        };
+        let found = store.list("job", range.clone()).await.unwrap();
+        let keys: Vec<String> = found.into_iter().map(|r| r.key).collect();
+        if range.after.is_none() && limit >= 100 {
+            let descending = RecordRange {
+                descending: true,
+                ..range
+            };
+            let mut found = store.list("job", descending).await.unwrap();
+            found.reverse();
+            assert!(found.iter().map(|record| &record.key).eq(&keys), "descending");
+        }
+        keys
+    };
+    let newest = async |after: Option<&str>| {
+        let range = RecordRange {
+            group: Some("group".to_owned()),
+            after: after.map(Into::into),
+            limit: 2,
+            descending: true,
         };
         let found = store.list("job", range).await.unwrap();
         found.into_iter().map(|r| r.key).collect::<Vec<_>>()
     };
+    assert_eq!(newest(None).await, ["g3", "g2"]);
+    assert_eq!(newest(Some("g2")).await, ["g1"]);
     assert_eq!(list(None, None, 100).await, keys);
     assert_eq!(list(None, Some("a"), 2).await, ["b", "g1"]);
     assert_eq!(list(Some("group"), None, 2).await, ["g1", "g2"]);

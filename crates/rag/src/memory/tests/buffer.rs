@@ -2,9 +2,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use ragstone_core::backoff::Backoff;
 use ragstone_core::model::{CallLimits, ModelError, RemoteFailure, RemoteFault};
+use ragstone_core::records::{Expect, RecordChange, Records};
 
 use super::support::*;
+use crate::lease::{ClaimRequest, Leases, millis, now};
 use crate::memory::{Buffer, BufferOptions, EmbeddingState, Kind, Memory, Ownership};
 
 const SOON: Duration = Duration::from_secs(30);
@@ -30,8 +33,8 @@ async fn req_emb_004_requests_are_sent_in_one_batch_when_the_size_threshold_is_r
     let home = Home::new();
     let embedder = StubEmbedder::new();
     let options = BufferOptions {
-        max_wait: Duration::from_secs(3600),
-        poll: Duration::from_secs(3600),
+        batch_window: Duration::from_secs(3600),
+        poll_interval: Duration::from_secs(3600),
         ..quick()
     };
     let (memory, buffer) = home.embedding(&embedder, options);
@@ -57,8 +60,8 @@ async fn req_emb_004_requests_are_sent_in_one_batch_when_the_batch_timeout_is_re
     let embedder = StubEmbedder::new();
     let options = BufferOptions {
         batch: 1000,
-        max_wait: Duration::from_millis(300),
-        poll: Duration::from_secs(3600),
+        batch_window: Duration::from_millis(300),
+        poll_interval: Duration::from_secs(3600),
         ..quick()
     };
     let (memory, buffer) = home.embedding(&embedder, options);
@@ -78,9 +81,9 @@ async fn req_emb_004_when_the_buffer_is_stopped_remaining_items_are_drained_befo
     let home = Home::new();
     let embedder = StubEmbedder::new();
     let options = BufferOptions {
-        max_wait: Duration::from_secs(3600),
+        batch_window: Duration::from_secs(3600),
         batch: 32,
-        poll: Duration::from_secs(3600),
+        poll_interval: Duration::from_secs(3600),
         ..quick()
     };
     let (memory, buffer) = home.embedding(&embedder, options);
@@ -180,7 +183,7 @@ fn refused() -> Reply {
 async fn an_outage_uses_up_no_attempts_and_is_over_once_a_call_succeeds() {
     let home = Home::new();
     let embedder = StubEmbedder::new();
-    let outage = BufferOptions::default().max_attempts + quick().max_attempts + 5;
+    let outage = BufferOptions::default().backoff.max_attempts + quick().backoff.max_attempts + 5;
     embedder.reply((0..outage).map(|_| down()));
     let (memory, buffer) = home.embedding(&embedder, quick());
     for n in 0..20 {
@@ -279,7 +282,7 @@ async fn the_reason_why_nothing_is_embedded_is_told_until_something_is() {
 async fn a_store_that_is_away_uses_up_no_attempts_either() {
     let home = Home::new();
     let embedder = StubEmbedder::new();
-    let outage = (quick().max_attempts + 5) as usize;
+    let outage = (quick().backoff.max_attempts + 5) as usize;
     let store = Arc::new(WatchedStore {
         inner: home.store.clone(),
         meeting: None,
@@ -353,8 +356,11 @@ async fn a_store_that_takes_no_more_writes_does_not_have_the_provider_asked_agai
     let embedder = StubEmbedder::gated();
     let unhurried = BufferOptions {
         ownership: Ownership::Exclusive,
-        first_pause: SOON,
-        max_pause: SOON,
+        backoff: Backoff {
+            first_delay: SOON,
+            max_delay: SOON,
+            ..quick().backoff
+        },
         ..quick()
     };
     let records = Arc::new(FrozenRecords {
@@ -381,7 +387,7 @@ async fn an_entry_that_fails_too_often_is_marked_with_its_error_and_tried_again_
     let embedder = StubEmbedder::new();
     embedder.reply([broken(), broken(), broken()]);
     let patient = BufferOptions {
-        try_failed_again: SOON * 100,
+        retry_failed_after: SOON * 100,
         ..quick()
     };
     let (memory, buffer) = home.embedding(&embedder, patient);
@@ -405,7 +411,7 @@ async fn what_was_given_up_is_tried_again_by_itself() {
     let embedder = StubEmbedder::new();
     embedder.reply([broken(), broken(), broken()]);
     let impatient = BufferOptions {
-        try_failed_again: Duration::from_millis(30),
+        retry_failed_after: Duration::from_millis(30),
         ..quick()
     };
     let (memory, buffer) = home.embedding(&embedder, impatient);
@@ -421,8 +427,8 @@ async fn a_text_that_the_model_refuses_does_not_hold_up_the_others() {
     let embedder = StubEmbedder::new();
     embedder.reply([Reply::Refuse("k3")]);
     let options = BufferOptions {
-        max_wait: Duration::from_secs(3600),
-        poll: Duration::from_secs(3600),
+        batch_window: Duration::from_secs(3600),
+        poll_interval: Duration::from_secs(3600),
         ..quick()
     };
     let (memory, buffer) = home.embedding(&embedder, options);
@@ -440,4 +446,40 @@ async fn a_text_that_the_model_refuses_does_not_hold_up_the_others() {
         EmbeddingState::Failed("this text cannot be read".into())
     );
     buffer.stop(SOON).await;
+}
+
+#[tokio::test]
+async fn the_entries_of_a_dead_process_can_be_claimed_within_thirty_seconds() {
+    for options in [BufferOptions::default(), BufferOptions::in_process()] {
+        let home = Home::new();
+        let plain = home.plain().await;
+        plain.save(id("k"), knowledge("text")).await.unwrap();
+        let kinds = [Kind::Knowledge.records()];
+        home.store.apply(vec![due_now(&home).await]).await.unwrap();
+        let leases = Leases::new(Ownership::Shared, options.lease);
+        let claimed_at = async |now| {
+            let request = ClaimRequest::new(&kinds, 1, now);
+            let mut claim = leases.claim(home.store.as_ref(), request).await.unwrap();
+            claim.take().concat().len()
+        };
+        let died = now();
+        assert_eq!(claimed_at(died).await, 1);
+        assert_eq!(claimed_at(died + 1000).await, 0, "it may be alive");
+        // The other process may have polled just before the lease ran out.
+        let last_poll = died + 30_000 - millis(options.poll_interval);
+        assert_eq!(claimed_at(last_poll).await, 1);
+    }
+}
+
+async fn due_now(home: &Home) -> RecordChange {
+    let kind = Kind::Knowledge.records();
+    let found = home.store.get(kind, &["k".to_owned()]).await.unwrap();
+    RecordChange::Put {
+        kind: kind.to_owned(),
+        key: "k".to_owned(),
+        group: String::new(),
+        value: found[0].value.clone(),
+        due: Some(now()),
+        expect: Expect::Anything,
+    }
 }

@@ -1,3 +1,5 @@
+use ragstone_core::records::{Expect, Millis, RecordChange, Records};
+
 use super::support::*;
 use crate::memory::{EmbeddingState, Entry, Kind, PageRequest};
 
@@ -150,4 +152,58 @@ async fn a_change_of_model_embeds_everything_again() {
         (same.calls().len(), memory.status().await.unwrap().embedded),
         (0, 20)
     );
+}
+
+/// The record that a process holds while it replaces the vectors of another model.
+fn turn(run_at: Millis) -> RecordChange {
+    RecordChange::Put {
+        kind: "memory.turn".to_owned(),
+        key: String::new(),
+        group: String::new(),
+        value: Vec::new(),
+        due: Some(run_at),
+        expect: Expect::Anything,
+    }
+}
+
+#[tokio::test]
+async fn vectors_that_the_present_model_cannot_search_do_not_count_as_embedded() {
+    for other in [StubEmbedder::of_version("stub-2"), StubEmbedder::wider()] {
+        let home = Home::new();
+        let (memory, buffer) = home.embedding(&StubEmbedder::new(), quick());
+        for n in 0..20 {
+            memory
+                .save(id(&n.to_string()), knowledge(&format!("k{n}")))
+                .await
+                .unwrap();
+        }
+        until_status(&memory, |status| status.embedded == 20 && status.queued == 0).await;
+        buffer.stop(std::time::Duration::from_secs(10)).await;
+
+        // Another process has the turn, so the old vectors stay for now.
+        home.store.apply(vec![turn(Millis::MAX)]).await.unwrap();
+        let (memory, buffer) = home.embedding(&other, quick());
+        let status = memory.status().await.unwrap();
+        assert_eq!((status.embedded, status.queued, status.failed), (0, 20, 0));
+        home.store.apply(vec![turn(0)]).await.unwrap();
+        until_status(&memory, |status| status.embedded == 20 && status.queued == 0).await;
+        assert_eq!(other.texts().len(), 20);
+        let entry = memory.entry(Kind::Knowledge, "7").await.unwrap().unwrap();
+        assert_eq!(entry.embedding, EmbeddingState::Embedded);
+        buffer.stop(std::time::Duration::from_secs(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn an_entry_that_another_model_embedded_is_queued() {
+    let home = Home::new();
+    let (memory, buffer) = home.embedding(&StubEmbedder::new(), quick());
+    memory.save(id("k"), knowledge("text")).await.unwrap();
+    until_status(&memory, |status| status.embedded == 1 && status.queued == 0).await;
+    buffer.stop(std::time::Duration::from_secs(10)).await;
+    home.store.apply(vec![turn(Millis::MAX)]).await.unwrap();
+    let (memory, buffer) = home.embedding(&StubEmbedder::of_version("stub-2"), quick());
+    let entry = memory.entry(Kind::Knowledge, "k").await.unwrap().unwrap();
+    assert_eq!(entry.embedding, EmbeddingState::Queued);
+    buffer.stop(std::time::Duration::ZERO).await;
 }

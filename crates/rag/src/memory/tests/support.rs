@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use ragstone_core::backoff::Backoff;
 use ragstone_core::collection::{Collection, CollectionName};
 use ragstone_core::document::{Document, DocumentId, Metadata};
 use ragstone_core::filter::Filter;
@@ -84,6 +85,13 @@ impl StubEmbedder {
         })
     }
 
+    /// The same version of the model, but with longer vectors.
+    pub(super) fn wider() -> Arc<Self> {
+        let mut stub = Self::new();
+        Arc::get_mut(&mut stub).unwrap().info.identity.dimensions = 2 * WIDTH;
+        stub
+    }
+
     pub(super) fn limited(limits: CallLimits) -> Arc<Self> {
         let mut stub = Self::new();
         Arc::get_mut(&mut stub).unwrap().limits = limits;
@@ -158,10 +166,14 @@ impl Embedder for StubEmbedder {
         {
             return Err(ModelError::InvalidInput("this text cannot be read".into()));
         }
-        let embedding = |text: &String| Embedding {
-            vector: vector(text),
-            tokens: 1,
-            truncated: false,
+        let embedding = |text: &String| {
+            let mut vector = vector(text);
+            vector.resize(self.info.identity.dimensions, 0.0);
+            Embedding {
+                vector,
+                tokens: 1,
+                truncated: false,
+            }
         };
         Ok(texts.iter().map(embedding).collect())
     }
@@ -172,11 +184,14 @@ pub(super) fn quick() -> BufferOptions {
     BufferOptions {
         batch: 8,
         parallel: 2,
-        max_wait: Duration::from_millis(10),
-        poll: Duration::from_millis(20),
-        first_pause: Duration::from_millis(5),
-        max_pause: Duration::from_millis(20),
-        max_attempts: 3,
+        batch_window: Duration::from_millis(10),
+        poll_interval: Duration::from_millis(20),
+        backoff: Backoff {
+            max_attempts: 3,
+            first_delay: Duration::from_millis(5),
+            max_delay: Duration::from_millis(20),
+            jitter: 0.25,
+        },
         ..BufferOptions::default()
     }
 }

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 
 use ragstone_core::storage::{Storage, StorageError};
-use ragstone_providers::rag::ChromaStore;
+use ragstone_providers::chroma::ChromaStorage;
 use ragstone_store::{InspectedCollection, Inspection, check_access, inspect, inspect_postgres};
 
 use super::Check;
@@ -83,7 +83,7 @@ pub(super) async fn store(settings: &Settings) -> (Vec<Check>, Vec<InspectedColl
     }
 }
 
-async fn in_chroma(store: &ChromaStore) -> Result<Vec<InspectedCollection>, StorageError> {
+async fn in_chroma(store: &ChromaStorage) -> Result<Vec<InspectedCollection>, StorageError> {
     store.health().await?;
     let found = store.collections().await?.into_iter();
     Ok(found

@@ -1,23 +1,23 @@
 //! What is reached over the network: providers of embeddings and chat, and RAG services.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use ragstone_core::backend::HealthStatus;
 use ragstone_core::chat::{ChatRequest, Message};
 use ragstone_core::model::{Embedder, ModelError, Role};
-use ragstone_core::provider::HealthStatus;
 use ragstone_models::config::{EmbeddingsConfig, ModelEntry, RemoteEntry};
 use ragstone_providers::chat::ChatBackend;
 use ragstone_providers::config::Secret;
 use ragstone_providers::embedding::{CONTRACT_TYPE, Resolution, from_config, resolve};
 use ragstone_providers::http::AddressRule;
-use ragstone_providers::rag::{ConnectContext, Registry};
+use ragstone_providers::registry::{ConnectContext, Registry};
 use ragstone_providers::{ConfigError, chat};
-use ragstone_rag::gateway::{LOCAL, check_service_name};
 use ragstone_rag::ledger::probe;
 use ragstone_rag::memory::{Kind, MODEL_VERSION};
+use ragstone_search::QueryVectors;
+use ragstone_search::gateway::{self, LOCAL, check_service_name};
 use ragstone_store::InspectedCollection;
 
 use super::{Check, Reach, models};
@@ -232,11 +232,10 @@ pub(super) async fn services(settings: &Settings, reach: Reach) -> Vec<Check> {
     let checks = settings.services.iter().map(|(name, service)| {
         let context = ConnectContext {
             service: name,
-            embedders: Arc::new(BTreeMap::new()),
             addresses: AddressRule::Configured,
             environment: &config::process_env,
         };
-        let backend = registry.connect(service, context);
+        let connected = registry.connect(service, context);
         async move {
             let title = format!("Service {name}");
             if let Err(error) = check_service_name(name) {
@@ -245,8 +244,8 @@ pub(super) async fn services(settings: &Settings, reach: Reach) -> Vec<Check> {
             if service.provider == LOCAL {
                 return Check::pass(title, "the collections of this server itself");
             }
-            let backend = match backend {
-                Ok(backend) => backend,
+            let backend = match connected {
+                Ok(connected) => gateway::backend(connected, &Arc::default(), &QueryVectors::default()),
                 Err(error) => return Check::fail(title, mend(&error.under(&format!("services.{name}")))),
             };
             if reach == Reach::Offline {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use comfy_table::{CellAlignment, Table, presets};
-use ragstone_rag::evaluate::{DEPTH, Group, Half, ModeResult, Setting};
+use ragstone_search::evaluate::{DEPTH, Group, Half, ModeResult, Setting};
 use serde_json::{Value, json};
 
 /// What the figures are about.

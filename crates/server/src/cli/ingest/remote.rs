@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use base64::Engine as _;
+use ragstone_core::call::CallError;
 use ragstone_core::collection::{CollectionName, EMBEDDING_MODEL};
-use ragstone_core::provider::CallError;
 use ragstone_providers::http::{Call, Repeat, ServiceClient};
 use ragstone_rag::ingest::report::{ChunkCounts, DocumentCounts, ItemError};
 use ragstone_rag::ingest::walk::{Covered, Found, FoundFile, is_gone, path_of};
@@ -56,7 +56,7 @@ pub(super) async fn ingest(
     collection: &CollectionName,
     mut found: Found,
 ) -> anyhow::Result<()> {
-    let client = RemoteArgs::at(url.clone()).client()?;
+    let client = RemoteArgs::at(url.clone()).http_client()?;
     ensure_collection(&client, collection, args.model.as_deref())
         .await
         .map_err(|error| no_server(error, &url))?;

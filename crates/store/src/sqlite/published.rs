@@ -1,0 +1,47 @@
+//! The snapshots that readers see.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use crate::sqlite::index::Snapshot;
+use crate::sqlite::index::held::Held;
+
+/// The newest snapshot of each collection, by its id. The lock is held for pointer copies only.
+#[derive(Default)]
+pub(crate) struct Published {
+    snapshots: RwLock<HashMap<i64, Arc<Snapshot>>>,
+    held: Held,
+}
+
+impl Published {
+    pub(crate) fn new(snapshots: HashMap<i64, Arc<Snapshot>>, held: Held) -> Self {
+        Self {
+            snapshots: RwLock::new(snapshots),
+            held,
+        }
+    }
+
+    /// How much of each collection snapshots hold.
+    pub(crate) fn held(&self) -> Held {
+        self.held
+    }
+
+    pub(crate) fn get(&self, collection: i64) -> Option<Arc<Snapshot>> {
+        let snapshots = self.snapshots.read().unwrap_or_else(PoisonError::into_inner);
+        snapshots.get(&collection).cloned()
+    }
+
+    /// `None` takes a collection away. Returns what was replaced, for the caller to drop when it is
+    /// not in a hurry: freeing a large snapshot takes a while.
+    pub(crate) fn publish(&self, changes: HashMap<i64, Option<Arc<Snapshot>>>) -> Vec<Option<Arc<Snapshot>>> {
+        let mut replaced = Vec::with_capacity(changes.len());
+        let mut snapshots = self.snapshots.write().unwrap_or_else(PoisonError::into_inner);
+        for (collection, snapshot) in changes {
+            replaced.push(match snapshot {
+                Some(snapshot) => snapshots.insert(collection, snapshot),
+                None => snapshots.remove(&collection),
+            });
+        }
+        replaced
+    }
+}

@@ -1,0 +1,434 @@
+//! The embedded store as the rest of Ragstone sees it.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use async_trait::async_trait;
+use ragstone_core::model::ModelIdentity;
+use ragstone_core::records::{Applied, RecordChange};
+use ragstone_core::storage::{
+    DocumentBatch, DocumentPage, ExportPage, ExportRange, ExportedDocument, MetadataUpdate, Page, SearchHits,
+    Selection, Storage, StorageError, StorageHealth, StorageQuery,
+};
+use ragstone_core::{Collection, CollectionName, Document, DocumentId, Filter, Metadata};
+use rusqlite::{Connection, OptionalExtension};
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+use crate::ranking::document;
+use crate::sqlite::export::{export, models_by_id, vector_models};
+use crate::sqlite::faults::Faults;
+use crate::sqlite::index::fields::FieldIndex;
+use crate::sqlite::index::held::Held;
+use crate::sqlite::load::load_all;
+use crate::sqlite::published::Published;
+use crate::sqlite::readers::{ReadTransaction, Readers, View, view, view_all};
+use crate::sqlite::schema::{DataDirectory, open_writer};
+use crate::sqlite::search::{fetch, search};
+use crate::sqlite::writer::{QueueLimits, Size, Transaction, Writer, prepare};
+
+#[derive(Debug, Clone)]
+pub struct StoreOptions {
+    /// How many writes may wait; further ones are refused until some are done.
+    pub queued_writes: usize,
+    /// How many bytes of writes may wait.
+    pub queued_bytes: usize,
+    /// How many reads run at once; further ones wait for their turn.
+    pub readers: usize,
+    pub held: Held,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        Self {
+            queued_writes: 8192,
+            queued_bytes: 256 << 20,
+            readers: std::thread::available_parallelism().map_or(4, usize::from).max(2) * 2,
+            held: Held::Everything,
+        }
+    }
+}
+
+/// Collections, documents and records in one SQLite file, with the indexes in memory.
+pub struct SqliteStore {
+    published: Arc<Published>,
+    readers: Arc<Readers>,
+    writer: Writer,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    directory: DataDirectory,
+}
+
+impl SqliteStore {
+    /// Opens or creates the store in a data directory and loads its indexes. Blocks; a large store
+    /// takes a second or two.
+    pub fn open(directory: impl AsRef<Path>, options: StoreOptions) -> Result<Self> {
+        Self::open_with(directory.as_ref(), options, Faults::default())
+    }
+
+    pub(crate) fn open_with(directory: &Path, options: StoreOptions, faults: Faults) -> Result<Self> {
+        let directory = DataDirectory::open(directory)?;
+        let connection = open_writer(&directory.database())?;
+        let published = Arc::new(Published::new(
+            load_all(&directory.database(), options.held)?,
+            options.held,
+        ));
+        let limits = QueueLimits {
+            jobs: options.queued_writes.max(1),
+            bytes: options.queued_bytes,
+        };
+        let (writer, thread) = Writer::start(connection, published.clone(), faults, limits)?;
+        Ok(Self {
+            published,
+            readers: Arc::new(Readers::new(directory.database(), options.readers)),
+            writer,
+            thread: Mutex::new(Some(thread)),
+            directory,
+        })
+    }
+
+    /// Waits until freed space is given back and nothing that was deleted is left in any file. The
+    /// store does so by itself whenever it has been idle for a moment.
+    pub async fn flush(&self) -> Result<(), StorageError> {
+        Ok(self.writer.flush().await?)
+    }
+
+    /// Finishes the writes that were accepted, empties the log, and stops. Later calls fail.
+    pub async fn close(&self) -> Result<(), StorageError> {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(thread) = thread else {
+            return Ok(());
+        };
+        self.readers.close();
+        self.writer.stop();
+        let joined = tokio::task::spawn_blocking(move || thread.join()).await;
+        match joined {
+            Ok(Ok(())) => Ok(()),
+            _ => Err(Error::Worker("the writer".into()).into()),
+        }
+    }
+
+    /// Asks SQLite to check the whole file; empty means that all is well.
+    pub async fn integrity_check(&self) -> Result<Vec<String>, StorageError> {
+        Ok(self
+            .read(|connection| {
+                let mut check = connection.prepare("PRAGMA integrity_check")?;
+                let lines = check.query_map([], |row| row.get::<_, String>(0))?;
+                let mut problems = Vec::new();
+                for line in lines {
+                    let line = line?;
+                    if line != "ok" {
+                        problems.push(line);
+                    }
+                }
+                Ok(problems)
+            })
+            .await?)
+    }
+
+    pub(crate) async fn write<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        work: impl FnOnce(&mut Transaction<'_>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.writer.write(bytes, Size::Many, work).await
+    }
+
+    pub(crate) async fn write_records(
+        &self,
+        bytes: usize,
+        changes: Vec<RecordChange>,
+    ) -> Result<Vec<Applied>> {
+        let size = if changes.len() == 1 { Size::One } else { Size::Many };
+        self.writer
+            .write(bytes, size, move |transaction| transaction.apply_records(changes))
+            .await
+    }
+
+    pub(crate) async fn read<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Connection) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.readers.read(work).await
+    }
+
+    async fn write_documents(
+        &self,
+        name: &CollectionName,
+        documents: impl FnOnce() -> Vec<ExportedDocument> + Send + 'static,
+    ) -> Result<(), StorageError> {
+        let name = name.clone();
+        let for_name = name.clone();
+        let prepared = tokio::task::spawn_blocking(move || prepare(&for_name, documents()))
+            .await
+            .map_err(|e| Error::Worker(e.to_string()))??;
+        Ok(self
+            .write(prepared.bytes, move |transaction| {
+                transaction.upsert(&name, prepared)
+            })
+            .await?)
+    }
+
+    /// Refuses what cannot be told from what this store holds in memory.
+    fn check_held(&self, answerable: bool) -> Result<(), StorageError> {
+        if answerable {
+            Ok(())
+        } else {
+            Err(StorageError::Unsupported(
+                "this process opened the store to write to it, and holds no index for such a question".into(),
+            ))
+        }
+    }
+
+    /// Reads one collection, in one state.
+    async fn look<T: Send + 'static>(
+        &self,
+        name: &CollectionName,
+        work: impl FnOnce(&ReadTransaction<'_>, View) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (published, name) = (self.published.clone(), name.clone());
+        self.read(move |connection| {
+            let (transaction, view) = view(connection, &published, &name)?;
+            work(&transaction, view)
+        })
+        .await
+    }
+}
+
+impl Drop for SqliteStore {
+    fn drop(&mut self) {
+        let thread = self
+            .thread
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(thread) = thread {
+            self.writer.stop();
+            let _ = thread.join();
+        }
+    }
+}
+
+#[async_trait]
+impl Storage for SqliteStore {
+    async fn create_collection(
+        &self,
+        name: &CollectionName,
+        metadata: Metadata,
+    ) -> Result<Collection, StorageError> {
+        let name = name.clone();
+        Ok(self
+            .write(1024, move |transaction| {
+                transaction.create_collection(name, metadata)
+            })
+            .await?)
+    }
+
+    async fn collections(&self) -> Result<Vec<Collection>, StorageError> {
+        let published = self.published.clone();
+        Ok(self
+            .read(move |connection| view_all(connection, &published))
+            .await?)
+    }
+
+    async fn collection(&self, name: &CollectionName) -> Result<Collection, StorageError> {
+        Ok(self.look(name, |_, view| Ok(view.collection)).await?)
+    }
+
+    async fn vector_models(&self, name: &CollectionName) -> Result<Vec<ModelIdentity>, StorageError> {
+        Ok(self
+            .look(name, |transaction, view| {
+                vector_models(transaction.connection, &view.snapshot)
+            })
+            .await?)
+    }
+
+    async fn update_metadata(
+        &self,
+        name: &CollectionName,
+        metadata: Metadata,
+        update: MetadataUpdate,
+    ) -> Result<Metadata, StorageError> {
+        let name = name.clone();
+        Ok(self
+            .write(1024, move |transaction| {
+                transaction.update_metadata(&name, metadata, update)
+            })
+            .await?)
+    }
+
+    async fn delete_collection(&self, name: &CollectionName) -> Result<(), StorageError> {
+        let name = name.clone();
+        Ok(self
+            .write(256, move |transaction| transaction.delete_collection(&name))
+            .await?)
+    }
+
+    async fn upsert(&self, name: &CollectionName, batch: DocumentBatch) -> Result<(), StorageError> {
+        self.write_documents(name, move || batch.normalised()).await
+    }
+
+    async fn documents_by_id(
+        &self,
+        name: &CollectionName,
+        ids: &[DocumentId],
+    ) -> Result<Vec<Document>, StorageError> {
+        let (name, ids) = (name.clone(), ids.to_vec());
+        Ok(self
+            .read(move |connection| {
+                let mut find = connection.prepare_cached(
+                    "SELECT d.id, d.metadata, d.text FROM collections c
+                     LEFT JOIN documents d ON d.collection = c.id AND d.id = ?2 WHERE c.name = ?1",
+                )?;
+                let mut found = Vec::with_capacity(ids.len());
+                for id in &ids {
+                    let row = find
+                        .query_row((name.as_str(), id.as_str()), |row| {
+                            Ok((
+                                row.get::<_, Option<String>>(0)?,
+                                row.get::<_, Option<String>>(1)?,
+                                row.get::<_, Option<String>>(2)?,
+                            ))
+                        })
+                        .optional()?;
+                    match row {
+                        None => return Err(Error::CollectionNotFound(name)),
+                        Some((Some(id), Some(metadata), Some(text))) => {
+                            found.push(document(id, &metadata, text)?);
+                        }
+                        Some(_) => {}
+                    }
+                }
+                Ok(found)
+            })
+            .await?)
+    }
+
+    async fn models_by_id(
+        &self,
+        name: &CollectionName,
+        ids: &[DocumentId],
+    ) -> Result<Vec<(DocumentId, Option<ModelIdentity>)>, StorageError> {
+        let (name, ids) = (name.clone(), ids.to_vec());
+        Ok(self
+            .read(move |connection| models_by_id(connection, &name, &ids))
+            .await?)
+    }
+
+    async fn documents(
+        &self,
+        name: &CollectionName,
+        filter: &Filter,
+        page: Page,
+    ) -> Result<DocumentPage, StorageError> {
+        self.check_held(self.published.held().answers(filter))?;
+        let filter = filter.clone();
+        Ok(self
+            .look(name, move |transaction, view| {
+                let slots = view.snapshot.matching(&filter);
+                let total = slots.len();
+                let first = u32::try_from(page.offset)
+                    .ok()
+                    .and_then(|offset| slots.select(offset));
+                let documents = match first {
+                    None => Vec::new(),
+                    Some(first) => slots
+                        .range(first..)
+                        .take(page.limit)
+                        .map(|slot| fetch(transaction.connection, &view.snapshot, slot))
+                        .collect::<Result<_>>()?,
+                };
+                Ok(DocumentPage { documents, total })
+            })
+            .await?)
+    }
+
+    async fn delete_documents(
+        &self,
+        name: &CollectionName,
+        selection: Selection,
+    ) -> Result<u64, StorageError> {
+        let name = name.clone();
+        let bytes = match &selection {
+            Selection::Ids(ids) => 64 * ids.len() + 256,
+            Selection::Matching(filter) => {
+                self.check_held(self.published.held().answers(filter))?;
+                4096
+            }
+        };
+        Ok(self
+            .write(bytes, move |transaction| {
+                transaction.delete_documents(&name, selection)
+            })
+            .await?)
+    }
+
+    async fn empty(&self, name: &CollectionName) -> Result<u64, StorageError> {
+        let name = name.clone();
+        Ok(self
+            .write(256, move |transaction| transaction.empty(&name))
+            .await?)
+    }
+
+    async fn metadata_values(&self, name: &CollectionName, field: &str) -> Result<Vec<Value>, StorageError> {
+        self.check_held(self.published.held().has_values_of(field))?;
+        let field = field.to_owned();
+        Ok(self
+            .look(name, move |_, view| {
+                Ok(view
+                    .snapshot
+                    .fields()
+                    .get(&field)
+                    .map_or_else(Vec::new, FieldIndex::values))
+            })
+            .await?)
+    }
+
+    async fn search_many(
+        &self,
+        name: &CollectionName,
+        queries: Vec<StorageQuery>,
+    ) -> Result<Vec<SearchHits>, StorageError> {
+        self.check_held(self.published.held() == Held::Everything)?;
+        Ok(self
+            .look(name, move |transaction, view| {
+                let searches = queries.into_iter();
+                searches
+                    .map(|query| search(transaction.connection, &view, query))
+                    .collect()
+            })
+            .await?)
+    }
+
+    async fn export(&self, name: &CollectionName, range: ExportRange) -> Result<ExportPage, StorageError> {
+        self.check_held(self.published.held() == Held::Everything)?;
+        Ok(self
+            .look(name, move |transaction, view| {
+                export(transaction.connection, &view.snapshot, range)
+            })
+            .await?)
+    }
+
+    async fn import(
+        &self,
+        name: &CollectionName,
+        documents: Vec<ExportedDocument>,
+    ) -> Result<(), StorageError> {
+        self.write_documents(name, move || documents).await
+    }
+
+    async fn health(&self) -> Result<StorageHealth, StorageError> {
+        let collections = self
+            .read(|connection| {
+                Ok(connection
+                    .prepare_cached("SELECT count(*) FROM collections WHERE name NOT LIKE '.%'")?
+                    .query_row([], |row| row.get(0))?)
+            })
+            .await?;
+        Ok(StorageHealth {
+            collections,
+            storage_bytes: self.directory.storage_bytes(),
+            engine: None,
+        })
+    }
+}

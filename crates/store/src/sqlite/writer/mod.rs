@@ -1,0 +1,365 @@
+//! The one writer: a thread that owns the only connection that writes.
+//!
+//! Writes that wait share a transaction, small ones first, each piece of work in a savepoint of its
+//! own, so that one failing does not spoil the others. The snapshots of the new state are ready before the
+//! commit; they are published right after it, and only then is anybody told that their write is
+//! done. When nothing is queued the thread gives freed pages back to the file system and empties
+//! the write-ahead log, which is where deleted text could otherwise linger.
+
+mod collections;
+mod documents;
+mod lanes;
+mod log;
+mod records;
+#[cfg(test)]
+mod tests;
+mod transaction;
+
+use std::panic::AssertUnwindSafe;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rusqlite::Connection;
+use tokio::sync::oneshot;
+
+use crate::error::{Error, Result};
+use crate::sqlite::faults::Faults;
+use crate::sqlite::published::Published;
+pub(crate) use documents::prepare;
+use lanes::{Batch, Lanes};
+use log::LogMover;
+pub(crate) use transaction::{Size, Transaction};
+
+/// How long the queue is empty before the thread tidies up.
+const IDLE: Duration = Duration::from_millis(100);
+/// So many writes in one transaction mean that many are on their way. Each transaction costs a few
+/// pages and a flush of the disk whatever it holds, so the next one waits a moment for them.
+const CROWD: usize = 16;
+const GATHERING: Duration = Duration::from_millis(2);
+
+/// Tells the caller, once the outcome of the whole transaction is known.
+type Finish = Box<dyn FnOnce(Result<(), &Error>) + Send>;
+
+struct Job {
+    bytes: usize,
+    run: Box<dyn FnOnce(&mut Transaction<'_>) -> Finish + Send>,
+}
+
+enum Message {
+    Job(Job),
+    /// Tidy up now and tell when it is done.
+    Flush(oneshot::Sender<Result<()>>),
+    Stop,
+}
+
+/// How much may wait to be written.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct QueueLimits {
+    pub(crate) jobs: usize,
+    pub(crate) bytes: usize,
+}
+
+pub(crate) struct Writer {
+    queue: Sender<Message>,
+    queued: Arc<Queued>,
+    limits: QueueLimits,
+    stopped: AtomicBool,
+}
+
+/// What waits, and is not yet part of a transaction.
+#[derive(Default)]
+struct Queued {
+    jobs: AtomicUsize,
+    bytes: AtomicUsize,
+}
+
+impl Queued {
+    /// Counts one more job, unless that would be too much. A single one larger than the bound is
+    /// let through when nothing else waits.
+    fn add(&self, bytes: usize, limits: QueueLimits) -> Result<()> {
+        let jobs_before = self.jobs.fetch_add(1, Ordering::Relaxed);
+        let bytes_before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let full = jobs_before >= limits.jobs || (bytes_before > 0 && bytes_before + bytes > limits.bytes);
+        if full {
+            self.remove(1, bytes);
+            return Err(Error::QueueFull);
+        }
+        Ok(())
+    }
+
+    fn remove(&self, jobs: usize, bytes: usize) {
+        self.jobs.fetch_sub(jobs, Ordering::Relaxed);
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Writer {
+    pub(crate) fn start(
+        connection: Connection,
+        published: Arc<Published>,
+        faults: Faults,
+        limits: QueueLimits,
+    ) -> Result<(Self, JoinHandle<()>)> {
+        let (queue, messages) = channel();
+        let queued = Arc::new(Queued::default());
+        let record_clock = connection.query_row("SELECT now FROM record_clock", [], |row| row.get(0))?;
+        let log = connection
+            .path()
+            .map(PathBuf::from)
+            .map(LogMover::start)
+            .transpose()?;
+        let mut thread = WriterThread {
+            log,
+            connection,
+            published,
+            faults,
+            queued: Arc::clone(&queued),
+            lanes: Lanes::default(),
+            flushes: Vec::new(),
+            record_clock,
+            untidy: true,
+            crowded: false,
+        };
+        let handle = std::thread::Builder::new()
+            .name("ragstone-writer".into())
+            .spawn(move || thread.run(&messages))
+            .map_err(|e| Error::Worker(e.to_string()))?;
+        let writer = Self {
+            queue,
+            queued,
+            limits,
+            stopped: AtomicBool::new(false),
+        };
+        Ok((writer, handle))
+    }
+
+    /// Queues work and waits until it is durable. `bytes` is about what it holds in memory.
+    pub(crate) async fn write<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        size: Size,
+        work: impl FnOnce(&mut Transaction<'_>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (answer, answered) = oneshot::channel();
+        let run = Box::new(move |transaction: &mut Transaction<'_>| -> Finish {
+            let outcome = transaction.step(size, work);
+            Box::new(move |committed| {
+                let outcome = committed.map_err(rolled_back).and(outcome);
+                // Whoever asked may have gone away; the write is done all the same.
+                let _ = answer.send(outcome);
+            })
+        });
+        self.queued.add(bytes, self.limits)?;
+        if let Err(error) = self.send(Message::Job(Job { bytes, run })) {
+            self.queued.remove(1, bytes);
+            return Err(error);
+        }
+        answered.await.unwrap_or_else(|_| {
+            // It came after the word to stop, or it panicked.
+            Err(if self.stopped.load(Ordering::Relaxed) {
+                Error::Closed
+            } else {
+                Error::Worker("the write was given up".into())
+            })
+        })
+    }
+
+    /// Waits until freed space and the log are tidied up, as they are when the store is idle.
+    pub(crate) async fn flush(&self) -> Result<()> {
+        let (answer, answered) = oneshot::channel();
+        self.send(Message::Flush(answer))?;
+        answered.await.unwrap_or(Err(Error::Closed))
+    }
+
+    /// Work accepted so far is still done.
+    pub(crate) fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+        let _ = self.queue.send(Message::Stop);
+    }
+
+    fn send(&self, message: Message) -> Result<()> {
+        self.queue.send(message).map_err(|_| Error::Closed)
+    }
+}
+
+fn rolled_back(error: &Error) -> Error {
+    match error {
+        Error::DiskFull => Error::DiskFull,
+        other => Error::RolledBack(other.to_string()),
+    }
+}
+
+struct WriterThread {
+    /// Ends before the connection does, whose end tidies up the log for good.
+    log: Option<LogMover>,
+    connection: Connection,
+    published: Arc<Published>,
+    faults: Faults,
+    queued: Arc<Queued>,
+    lanes: Lanes<Job>,
+    /// Who waits for everything written so far to be tidied up.
+    flushes: Vec<oneshot::Sender<Result<()>>>,
+    record_clock: i64,
+    /// Something was written since the last tidying.
+    untidy: bool,
+    /// The last transaction was shared by a [`CROWD`].
+    crowded: bool,
+}
+
+impl WriterThread {
+    fn run(&mut self, messages: &Receiver<Message>) {
+        let mut stopping = false;
+        while !stopping || !self.lanes.is_empty() {
+            if self.lanes.is_empty() {
+                let message = if self.untidy {
+                    match messages.recv_timeout(IDLE) {
+                        Ok(message) => message,
+                        Err(RecvTimeoutError::Timeout) => {
+                            self.tidy_slice();
+                            continue;
+                        }
+                        Err(RecvTimeoutError::Disconnected) => break,
+                    }
+                } else {
+                    match messages.recv() {
+                        Ok(message) => message,
+                        Err(_) => break,
+                    }
+                };
+                stopping |= self.take_in(message);
+            }
+            if self.crowded && !stopping {
+                std::thread::sleep(GATHERING);
+            }
+            // After the word to stop nothing more is accepted.
+            while !stopping && let Ok(message) = messages.try_recv() {
+                stopping |= self.take_in(message);
+            }
+            let batch = self.lanes.next(Instant::now());
+            self.crowded = batch.jobs.len() >= CROWD;
+            self.write(batch);
+            if self.lanes.is_empty() {
+                for answer in std::mem::take(&mut self.flushes) {
+                    let _ = answer.send(self.tidy());
+                }
+            }
+        }
+        if let Err(error) = self.tidy() {
+            tracing::warn!(%error, "could not empty the write-ahead log on shutdown");
+        }
+    }
+
+    /// Puts a message where it belongs, and returns whether it was the word to stop.
+    fn take_in(&mut self, message: Message) -> bool {
+        match message {
+            Message::Job(job) => self.lanes.push(job.bytes, job, Instant::now()),
+            Message::Flush(answer) => self.flushes.push(answer),
+            Message::Stop => return true,
+        }
+        false
+    }
+
+    fn write(&mut self, batch: Batch<Job>) {
+        if batch.jobs.is_empty() {
+            return;
+        }
+        // Before anybody is told that their write is done: whoever then writes again must not be
+        // refused because of it.
+        self.queued.remove(batch.jobs.len(), batch.bytes);
+        let bytes = batch.bytes;
+        // A panic is a bug, but not one that should end all writing: the transaction is rolled
+        // back as it unwinds, nothing of it is published, and its callers are told.
+        let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| self.commit(batch.jobs)));
+        if outcome.is_err() {
+            tracing::error!("a write panicked; its transaction was rolled back");
+        }
+        if let Some(log) = &mut self.log {
+            log.committed(bytes);
+        }
+    }
+
+    fn commit(&mut self, jobs: Vec<Job>) {
+        self.untidy = true;
+        let mut finishes: Vec<Finish> = Vec::with_capacity(jobs.len());
+        let outcome = Transaction::begin(
+            &self.connection,
+            &self.published,
+            &self.faults,
+            &mut self.record_clock,
+        )
+        .and_then(|mut transaction| {
+            for job in jobs {
+                finishes.push((job.run)(&mut transaction));
+            }
+            transaction.commit()
+        });
+        let outcome = match outcome {
+            Ok(changes) => Ok(self.published.publish(changes)),
+            Err(error) => {
+                tracing::error!(%error, "a transaction was rolled back");
+                Err(error)
+            }
+        };
+        for finish in finishes {
+            finish(outcome.as_ref().map(|_| ()));
+        }
+    }
+
+    /// A little of the tidying; more follows while the store stays idle.
+    fn tidy_slice(&mut self) {
+        const PAGES: i64 = 4096;
+        let outcome = self
+            .vacuum(PAGES)
+            .and_then(|left| if left == 0 { self.empty_log() } else { Ok(false) });
+        match outcome {
+            Ok(done) => self.untidy = !done,
+            Err(error) => {
+                tracing::warn!(%error, "could not tidy up the database");
+                self.untidy = false;
+            }
+        }
+    }
+
+    fn tidy(&mut self) -> Result<()> {
+        self.vacuum(i64::from(i32::MAX))?;
+        // A reader may hold on to the log for a moment.
+        for _ in 0..100 {
+            if self.empty_log()? {
+                self.untidy = false;
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Err(Error::LogInUse)
+    }
+
+    /// Gives up to so many free pages back, and returns how many are left.
+    fn vacuum(&self, pages: i64) -> Result<i64> {
+        let free = |connection: &Connection| -> Result<i64> {
+            Ok(connection.query_row("PRAGMA freelist_count", [], |row| row.get(0))?)
+        };
+        if free(&self.connection)? == 0 {
+            return Ok(0);
+        }
+        self.connection
+            .prepare(&format!("PRAGMA incremental_vacuum({pages})"))?
+            .query([])
+            .and_then(|mut rows| {
+                while rows.next()?.is_some() {}
+                Ok(())
+            })?;
+        free(&self.connection)
+    }
+
+    /// Moves the log into the database and cuts it to nothing; `false` if a reader still needs it.
+    fn empty_log(&self) -> Result<bool> {
+        let busy: i64 = self
+            .connection
+            .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))?;
+        Ok(busy == 0)
+    }
+}
