@@ -134,7 +134,7 @@ async fn health_check_shows_no_cross_encoder() {
             .any(|warning| warning.as_str().unwrap().contains("cross-encoder")),
         "{answer}"
     );
-    near.wait_for_log("documents are not reranked");
+    near.wait_for_log("reranking failed");
 }
 
 /// The search is answered, and only then does the connection fail.
@@ -159,7 +159,7 @@ async fn rag_service_unreachable() {
                 .any(|warning| warning.as_str().unwrap().contains("far")),
             "{health:?}: {answer}"
         );
-        let line = near.wait_for_log("documents are not reranked");
+        let line = near.wait_for_log("reranking failed");
         assert!(line.contains("far"), "{line}");
         assert_eq!(sent.lock().unwrap().len(), 0, "nothing is sent to /rerank");
     }
@@ -291,7 +291,7 @@ async fn rerank_endpoint_returns_error() {
             "{answer}"
         );
         assert!(answer["results"][0].get("rerank_score").is_none());
-        let line = near.wait_for_log("documents are not reranked");
+        let line = near.wait_for_log("reranking failed");
         assert!(line.contains(&status.as_u16().to_string()), "{line}");
         let warned = answer["warnings"].as_array().unwrap();
         assert!(

@@ -1,7 +1,7 @@
-//! Names of models that become part of an address.
+//! Names of models that become part of a URL.
 
-/// A model as the paths of Google's API have it, `models/NAME`. A name that could lead anywhere else
-/// is refused: the call carries our key.
+/// A model in the form of Google's API paths, `models/NAME`. A name that could lead to another path is
+/// refused, because the call carries our key.
 pub(crate) fn in_google_path(name: &str) -> Result<String, String> {
     let (folder, model) = match name.split_once('/') {
         Some((folder @ ("models" | "tunedModels"), model)) => (folder, model),

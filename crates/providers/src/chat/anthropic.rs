@@ -1,4 +1,4 @@
-//! The Messages API of Anthropic.
+//! Anthropic's Messages API.
 
 mod stream;
 
@@ -19,9 +19,9 @@ use super::turns::{Image, Part, Speaker, Turn, Turns, turns};
 use crate::http::{Call, ServiceClient};
 
 const API_VERSION: &str = "2023-06-01";
-/// The API wants a limit with every request; this is for callers who give none.
+/// The API requires a limit; this is the default for callers that give none.
 const DEFAULT_MAX_TOKENS: u64 = 4096;
-/// The only kinds of images it takes.
+/// The image types that the API accepts.
 const IMAGES: [&str; 4] = ["image/jpeg", "image/png", "image/gif", "image/webp"];
 
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(super) struct AnthropicChat {
     pub(super) model: String,
 }
 
-/// What is sent. Schemas are as the caller wrote them: the model writes in their order.
+/// The request body. Schemas stay as the caller wrote them, because the model follows their order.
 #[derive(Serialize)]
 struct Body {
     #[serde(flatten)]
@@ -47,7 +47,7 @@ struct Tool {
     input_schema: Box<RawValue>,
 }
 
-/// A request as this API has it.
+/// A request in the form of this API.
 struct Translated {
     call: Call,
     /// The tool whose arguments are the answer.
@@ -107,7 +107,7 @@ impl AnthropicChat {
     }
 }
 
-/// The tools the model gets, and which it has to use.
+/// The tools of a request, and which of them must be used.
 struct Offered {
     tools: Vec<Tool>,
     choice: Option<Value>,
@@ -115,8 +115,8 @@ struct Offered {
 }
 
 impl Offered {
-    /// There is no JSON mode for all models; a tool that takes the answer as its arguments is one. It is
-    /// left out where the caller wants another tool called.
+    /// Not all models have a JSON mode, so a tool that takes the answer as its arguments replaces it. It is
+    /// dropped if the caller requires another tool.
     fn new(tools: Tools, format: Format, turns: &Turns) -> Result<Self, ChatError> {
         let answer_schema = match format {
             Format::Text => None,
@@ -158,7 +158,7 @@ impl Offered {
             });
         }
         if offered.is_empty() {
-            // The API wants to know the tools that were called before, also where none may be any more.
+            // The API requires the tools that were called before, even if none may be called now.
             let called: BTreeSet<&str> = turns.calls().map(|call| call.name.as_str()).collect();
             for name in called {
                 offered.push(Tool {
@@ -177,7 +177,7 @@ impl Offered {
     }
 }
 
-/// The id of each call, by its number: as it is, where the API takes it and it comes once.
+/// The id of each call, by its number: the given one, if the API accepts it and it is unique.
 fn wire_ids(turns: &Turns) -> Vec<String> {
     let mut seen = HashMap::new();
     for call in turns.calls() {
@@ -191,7 +191,7 @@ fn wire_ids(turns: &Turns) -> Vec<String> {
         .calls()
         .map(|call| match seen.get(call.id.as_str()) {
             Some(1) if is_plain(&call.id) => call.id.clone(),
-            // No id of anybody else's.
+            // Unused by any other call.
             _ => format!("ragstone_{}", call.number),
         })
         .collect()
@@ -255,7 +255,7 @@ fn count(value: &Value, path: &str) -> Option<u64> {
     value.pointer(path).and_then(Value::as_u64)
 }
 
-/// An answer, as far as it is read.
+/// The fields of an answer that are used.
 #[derive(Deserialize)]
 struct Answer {
     #[serde(default)]
@@ -279,12 +279,12 @@ struct Block {
     id: String,
     #[serde(default)]
     name: String,
-    /// In the order of keys that the model wrote.
+    /// Keeps the key order of the model.
     #[serde(default)]
     input: Option<Box<RawValue>>,
 }
 
-/// What the blocks of an answer say. The arguments of the answer tool stand for any text beside them.
+/// The content of an answer. The arguments of the answer tool replace any text beside them.
 fn said(blocks: Vec<Block>, answer_tool: Option<&str>) -> Said {
     let mut said = Said::default();
     let mut answer = None;

@@ -1,4 +1,4 @@
-//! The generateContent API of Google's Gemini.
+//! Google Gemini's generateContent API.
 
 use async_trait::async_trait;
 use futures::StreamExt;
@@ -17,15 +17,15 @@ use super::turns::{Image, Part, Speaker, Turn, turns};
 use crate::http::ServiceClient;
 use crate::model_name::in_google_path;
 
-/// Options of the OpenAI API that this one has under another name.
+/// Options of the OpenAI API that have another name here.
 const RENAMED: [(&str, &str); 3] = [
     ("seed", "seed"),
     ("presence_penalty", "presencePenalty"),
     ("frequency_penalty", "frequencyPenalty"),
 ];
 
-/// Newer models want back with a call what they thought of it. For callers who lost it, or have it from
-/// another model, this is what the API takes in its place.
+/// Newer models require the thought signature of a call back. The API accepts this placeholder from callers
+/// that lost the signature or have the call from another model.
 const NO_SIGNATURE: &str = "skip_thought_signature_validator";
 
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl GeminiChat {
         Ok(format!("{path}:{method}"))
     }
 
-    /// What is sent, and the tool whose arguments are the answer.
+    /// The request body, and the tool whose arguments are the answer.
     fn body(&self, request: &ChatRequest) -> Result<(Body, Option<String>), ChatError> {
         let provider = self.client.service();
         let sampling = translate::sampling(request.options(), &RENAMED.map(|(from, _)| from), provider)?;
@@ -103,7 +103,7 @@ impl GeminiChat {
     }
 }
 
-/// The tools the model gets, which it has to use, and in what form it answers otherwise.
+/// The tools of a request, which of them must be used, and the form of the answer otherwise.
 struct Offered {
     tools: Vec<ToolBox>,
     calling: Option<Value>,
@@ -112,9 +112,9 @@ struct Offered {
 }
 
 impl Offered {
-    /// Few models take tools together with a form for the answer. With both, a tool that takes the
-    /// answer as its arguments stands for the form; where a tool has to be called there is no answer,
-    /// and where none may be called there are no tools.
+    /// Few models accept tools together with a response format. With both, a tool that takes the answer as
+    /// its arguments replaces the format. If a tool must be called there is no answer to format, and if
+    /// none may be called the tools are dropped.
     fn new(tools: Tools, mut format: Format) -> Result<Self, ChatError> {
         let Tools {
             mut functions,
@@ -158,7 +158,7 @@ impl Offered {
     }
 }
 
-/// What is sent. Schemas are as the caller wrote them: the model writes in their order.
+/// The request body. Schemas stay as the caller wrote them, because the model follows their order.
 #[derive(Serialize)]
 struct Body {
     #[serde(flatten)]
@@ -186,7 +186,7 @@ struct ToolBox {
 #[derive(Serialize)]
 struct Declaration {
     name: String,
-    /// The API wants one.
+    /// Required by the API.
     description: String,
     #[serde(rename = "parametersJsonSchema", skip_serializing_if = "Option::is_none")]
     parameters: Option<Box<RawValue>>,
@@ -207,12 +207,12 @@ fn declarations(functions: Vec<tools::Function>) -> Vec<ToolBox> {
     }
 }
 
-/// Whether a model is of those that want back what they thought of a call.
+/// Whether the model requires thought signatures back.
 fn wants_signatures(model: &str) -> bool {
     !["gemini-1", "gemini-2"].iter().any(|old| model.contains(old))
 }
 
-/// A turn as the API has it: what tools answered stands apart from what the user says.
+/// A turn in the form of the API, which separates tool results from the user's parts.
 fn contents(turn: &Turn, model: &str, provider: &str) -> Result<Vec<Value>, ChatError> {
     let role = match turn.speaker {
         Speaker::User => "user",
@@ -233,7 +233,7 @@ fn contents(turn: &Turn, model: &str, provider: &str) -> Result<Vec<Value>, Chat
                 ))),
                 Part::Call(call) => {
                     let mut part = json!({"functionCall": {"name": call.name, "args": call.arguments}});
-                    // Of several calls at once the first one carries it.
+                    // Of several parallel calls the first one carries it.
                     let none = (calls == 0 && wants_signatures(model)).then_some(NO_SIGNATURE);
                     if let Some(signature) = call.signature.as_deref().or(none) {
                         part["thoughtSignature"] = signature.into();
@@ -251,7 +251,7 @@ fn contents(turn: &Turn, model: &str, provider: &str) -> Result<Vec<Value>, Chat
         .collect()
 }
 
-/// The API takes objects only, and knows numbers only as floating ones: a text stays what it is.
+/// A tool result for the API, which accepts objects only and reads all numbers as floats. Text stays text.
 fn response(text: &str) -> Value {
     match serde_json::from_str(text) {
         Ok(object @ Value::Object(_)) if is_exact(&object) => object,
@@ -260,7 +260,7 @@ fn response(text: &str) -> Value {
     }
 }
 
-/// Whether no whole number in it is too large for a floating one.
+/// Whether every integer in it is exact as a float.
 fn is_exact(value: &Value) -> bool {
     const LARGEST: u64 = 1 << 53;
     match value {
@@ -277,7 +277,7 @@ fn is_exact(value: &Value) -> bool {
     }
 }
 
-/// What one answer, or one piece of a streamed one, says.
+/// The content of an answer, or of one chunk of a streamed one.
 struct Piece {
     said: Said,
     finish_reason: Option<&'static str>,
@@ -337,16 +337,16 @@ fn read(answer: &Value, client: &ServiceClient) -> Result<Piece, ChatError> {
     })
 }
 
-/// What has been heard of an answer. The API gives its calls no ids, and ends an answer that makes some
-/// as any other.
+/// The state of an answer that is being read. The API gives calls no ids, and its finish reason does not
+/// tell whether there were calls.
 struct Heard {
     head: AnswerHead,
     answer_tool: Option<String>,
-    /// Only one call was asked for.
+    /// The caller allows only one call.
     one_call: bool,
     calls: usize,
     answered: bool,
-    /// Text that is the answer only if the tool for it is not used after all.
+    /// Text that is the answer only if the answer tool is not used.
     held_back: String,
 }
 
@@ -362,7 +362,7 @@ impl Heard {
         }
     }
 
-    /// What a piece says, with the calls that count, named.
+    /// The content of a chunk, with ids for the calls that count.
     fn take(&mut self, piece: Said) -> Said {
         let mut said = Said::default();
         if self.answer_tool.is_some() {
@@ -385,7 +385,7 @@ impl Heard {
         said
     }
 
-    /// What is left to say at the end, and why it ended.
+    /// The remaining text and the finish reason.
     fn end(&mut self, reason: &'static str) -> (String, &'static str) {
         let rest = match self.answered {
             true => String::new(),

@@ -1,8 +1,8 @@
 //! Chat models behind an API.
 //!
-//! All of them take an OpenAI chat request and answer as OpenAI does. A service that speaks that
-//! protocol gets the caller's body as it is; for the others, request and answer are translated, and
-//! a request that asks for what cannot be translated is refused by the name of the field.
+//! All of them take an OpenAI chat request and answer in OpenAI's format. A service with that API gets the
+//! caller's body unchanged. For the others request and answer are translated, and a request with a field
+//! that cannot be translated is refused with the name of the field.
 
 mod answer;
 mod anthropic;
@@ -60,14 +60,14 @@ impl ChatBackend {
     }
 }
 
-/// How an answer is wanted.
+/// How the answer is delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Delivery {
     Whole,
     Streamed,
 }
 
-/// Everything a chat model behind an API is made of.
+/// The settings of a chat model behind an API.
 #[derive(Debug, Clone)]
 pub struct ChatSettings {
     /// The entry of `providers` it belongs to, for errors and logs.
@@ -98,7 +98,7 @@ pub fn from_config(
         api_key: resolve_key(entry.api_key.as_ref(), &config.provider_id, env)?,
         base_url: entry.base_url.clone(),
         model: config.model.clone(),
-        // A long answer takes its time.
+        // A long answer takes a while.
         policy: Policy {
             deadline: std::time::Duration::from_secs(120),
             ..Policy::default()
@@ -144,8 +144,8 @@ pub fn create(settings: ChatSettings) -> Result<Arc<dyn ChatModel>, ConfigError>
     })
 }
 
-/// An answer is paid for, and another one the next time: a chat is sent again only where it cannot
-/// have been worked on.
+/// A chat costs money and its answer differs from time to time, so it is retried only if the service cannot
+/// have processed it.
 fn paid(path: impl Into<String>) -> Call {
     Call::post(path).repeat(Repeat::IfUnprocessed)
 }

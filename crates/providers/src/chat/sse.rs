@@ -1,4 +1,4 @@
-//! Server-sent events: the text protocol that all these APIs stream with.
+//! Server-sent events, the streaming protocol of all these APIs.
 
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
@@ -47,14 +47,14 @@ pub(super) fn json(client: &ServiceClient, event: &Event) -> Result<Value, ChatE
     })
 }
 
-/// What an answer says went wrong: a sentence, or an object that has one.
+/// The error message of an answer: a string, or an object with one.
 pub(super) fn error_in(answer: &Value) -> Option<String> {
     let error = answer.get("error").filter(|error| !error.is_null())?;
     let said = error.as_str().or_else(|| error.get("message")?.as_str());
     Some(said.map_or_else(|| error.to_string(), str::to_owned))
 }
 
-/// Ends a stream after its first error: what comes after it would be a consequence of it.
+/// Ends a stream after its first error, because later ones would be its consequences.
 pub(super) fn until_error(
     chunks: impl Stream<Item = Result<Value, ChatError>> + Send + 'static,
 ) -> ChatStream {
@@ -67,7 +67,7 @@ pub(super) fn until_error(
         .boxed()
 }
 
-/// Cuts bytes into events, wherever the pieces they arrive in begin and end.
+/// Splits bytes into events, wherever the chunks begin and end.
 #[derive(Debug, Default)]
 struct Parser {
     buffer: Vec<u8>,
@@ -80,7 +80,7 @@ impl Parser {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next event that is complete, which an empty line makes it. Events without data are none.
+    /// The next complete event. An empty line ends an event; events without data are skipped.
     fn next_event(&mut self) -> Option<Event> {
         while let Some(line) = self.next_line() {
             if line.is_empty() {

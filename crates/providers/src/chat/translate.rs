@@ -9,18 +9,18 @@ pub(super) fn refuse(message: impl Into<String>) -> ChatError {
     ChatError::Invalid(InvalidInput::new(message))
 }
 
-/// The settings of a request that all providers have a word for.
+/// The settings of a request that all providers support.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Sampling {
     pub(super) max_tokens: Option<u64>,
     pub(super) temperature: Option<f64>,
     pub(super) top_p: Option<f64>,
     pub(super) stop: Vec<String>,
-    /// Fields that only some providers know, with their values.
+    /// Fields that only some providers support, with their values.
     pub(super) others: Metadata,
 }
 
-/// Options without which the answer would be another one than was asked for.
+/// Options that change the answer and so cannot be ignored.
 const NEEDED: [&str; 8] = [
     "functions",
     "function_call",
@@ -32,9 +32,9 @@ const NEEDED: [&str; 8] = [
     "audio",
 ];
 
-/// Reads the options of a request. Those in `also` are handed on. What the provider cannot do and the
-/// answer depends on is refused by name, unless it asks for nothing, such as `n: 1` or an empty list of
-/// functions; what only tunes, or is not known, is left out.
+/// Reads the options of a request. Those in `also` are passed on. An option that the provider does not
+/// support and the answer depends on is refused by name, unless it has no effect, such as `n: 1` or an
+/// empty list of functions. Options that only tune, and unknown ones, are ignored.
 pub(super) fn sampling(options: &Metadata, also: &[&str], provider: &str) -> Result<Sampling, ChatError> {
     let mut found = Sampling::default();
     for (name, value) in options {
@@ -64,9 +64,9 @@ pub(super) fn sampling(options: &Metadata, also: &[&str], provider: &str) -> Res
 
 fn asks_for_nothing(name: &str, value: &Value) -> bool {
     match name {
-        // How the answer is delivered is not the provider's business; the rest is bookkeeping.
+        // Delivery of the answer and bookkeeping, which do not concern the provider.
         "stream" | "stream_options" | "user" | "metadata" | "store" | "service_tier" => true,
-        // These are read apart.
+        // Read separately.
         "tools" | "tool_choice" | "parallel_tool_calls" | "response_format" => true,
         _ if value.is_null() => true,
         "n" => *value == 1,

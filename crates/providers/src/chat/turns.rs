@@ -1,4 +1,4 @@
-//! The messages of an OpenAI request as turns of what they are made of.
+//! The messages of an OpenAI request as turns with typed parts.
 
 use ragstone_core::Metadata;
 use ragstone_core::chat::{ChatError, ChatRequest, Message};
@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use super::translate::refuse;
 
-/// A conversation: the system text apart, and user and assistant turns in which neighbours of the
-/// same role are joined, as the APIs want them to alternate.
+/// A conversation: the system text, and user and assistant turns. Neighbours of the same role are joined,
+/// because the APIs require alternating turns.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Turns {
     pub(super) system: String,
@@ -32,7 +32,7 @@ pub(super) enum Part {
     Text(String),
     Image(Image),
     Call(Call),
-    /// What a tool answered, which one it was, and the number of the call.
+    /// The result of a tool, its name, and the number of the call.
     Result {
         number: usize,
         name: String,
@@ -46,19 +46,19 @@ pub(super) enum Image {
     Link(String),
 }
 
-/// The model asks for a tool.
+/// A tool call of the model.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Call {
-    /// Of the calls of the conversation, from 0.
+    /// Its number among the calls of the conversation, from 0.
     pub(super) number: usize,
     pub(super) id: String,
     pub(super) name: String,
     pub(super) arguments: Metadata,
-    /// What Gemini wants back with the call.
+    /// The signature that Gemini requires back with the call.
     pub(super) signature: Option<String>,
 }
 
-/// Where a call carries its signature, as Google's own OpenAI interface has it.
+/// The path of the signature of a call in Google's own OpenAI-compatible API.
 const SIGNATURE: &str = "/extra_content/google/thought_signature";
 
 pub(super) fn turns(request: &ChatRequest, provider: &str) -> Result<Turns, ChatError> {
@@ -113,7 +113,7 @@ impl Turns {
 }
 
 impl Turn {
-    /// Results in the order of their calls: not every API goes by ids.
+    /// Orders results like their calls: not every API matches them by id.
     fn order_results(&mut self) {
         let number = |part: &Part| match part {
             Part::Result { number, .. } => Some(*number),
@@ -129,7 +129,7 @@ impl Turn {
 }
 
 impl Turns {
-    /// What is blank says nothing, and some APIs refuse it.
+    /// Drops blank text, which some APIs refuse.
     fn add(&mut self, speaker: Speaker, mut parts: Vec<Part>) {
         parts.retain(|part| !matches!(part, Part::Text(text) if text.trim().is_empty()));
         if parts.is_empty() {
@@ -155,7 +155,7 @@ fn append(text: &mut String, more: &str) {
     text.push_str(more);
 }
 
-/// Reads one message. What cannot be translated is refused rather than left out.
+/// Reads one message. Content that cannot be translated is refused rather than dropped.
 struct Reader<'a> {
     message: &'a Message,
     index: usize,

@@ -86,7 +86,7 @@ const RETRY_SOON: Duration = Duration::from_secs(1);
 /// Collections in a ChromaDB server.
 pub struct ChromaStorage {
     api: ChromaApi,
-    role: Role,
+    purpose: Purpose,
     metadata_locks: CollectionLocks,
     document_locks: CollectionLocks,
     records: RecordCache,
@@ -94,7 +94,7 @@ pub struct ChromaStorage {
 
 /// The use that a ChromaDB server is put to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Role {
+enum Purpose {
     /// It keeps the collections of this process, under any name. That it fails is a failure of this
     /// process.
     DefaultStore,
@@ -139,36 +139,36 @@ impl ChromaStorage {
             ..Policy::default()
         };
         let client = ServiceClient::new(settings)?;
-        Ok(Self::new(client, &tenancy, Role::DefaultStore))
+        Ok(Self::new(client, &tenancy, Purpose::DefaultStore))
     }
 
-    fn new(client: ServiceClient, tenancy: &Tenancy, role: Role) -> Self {
-        let naming = match role {
-            Role::DefaultStore => Naming::Wrapped,
-            Role::Service => Naming::AsTheyAre,
+    fn new(client: ServiceClient, tenancy: &Tenancy, purpose: Purpose) -> Self {
+        let naming = match purpose {
+            Purpose::DefaultStore => Naming::Wrapped,
+            Purpose::Service => Naming::AsTheyAre,
         };
         Self {
             api: ChromaApi::new(client, tenancy, naming),
-            role,
+            purpose,
             metadata_locks: CollectionLocks::new(),
             document_locks: CollectionLocks::new(),
             records: RecordCache::default(),
         }
     }
 
-    /// Runs an operation and reports its errors as the role requires. The requests of a service's
+    /// Runs an operation and reports its errors as the purpose requires. The requests of a service's
     /// operation share one deadline.
     async fn run<T>(&self, work: impl Future<Output = Result<T, StorageError>>) -> Result<T, StorageError> {
-        let outcome = match self.role {
-            Role::DefaultStore => work.await,
-            Role::Service => operation(work).await,
+        let outcome = match self.purpose {
+            Purpose::DefaultStore => work.await,
+            Purpose::Service => operation(work).await,
         };
         outcome.map_err(|error| self.error(error))
     }
 
     fn error(&self, error: StorageError) -> StorageError {
-        match (self.role, error) {
-            (Role::DefaultStore, StorageError::Call(error)) => default_store_error(error),
+        match (self.purpose, error) {
+            (Purpose::DefaultStore, StorageError::Call(error)) => default_store_error(error),
             (_, error) => error,
         }
     }
@@ -182,7 +182,7 @@ impl ChromaStorage {
         name: &CollectionName,
     ) -> Result<MutexGuard<'a, ()>, StorageError> {
         let lock = locks.lock(name);
-        if self.role == Role::Service {
+        if self.purpose == Purpose::Service {
             return Ok(lock.await);
         }
         tokio::time::timeout(REQUEST_TIMEOUT, lock)
@@ -290,7 +290,7 @@ fn connect(connection: &Metadata, context: ConnectContext) -> Result<Connected, 
     let tenancy = Tenancy::check(&connection.tenant, &connection.database);
     let client = endpoint.client(context.environment);
     let (tenancy, client) = faults.and(both(tenancy, client))?;
-    let storage = ChromaStorage::new(client, &tenancy, Role::Service);
+    let storage = ChromaStorage::new(client, &tenancy, Purpose::Service);
     Ok(Connected::Storage(Arc::new(storage)))
 }
 

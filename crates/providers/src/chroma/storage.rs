@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use super::api::CollectionRecord;
 use super::read::TEXT_PAGE;
 use super::write::Incoming;
-use super::{ChromaStorage, ENGINE, Role, codec};
+use super::{ChromaStorage, ENGINE, Purpose, codec};
 use crate::health::{HealthCheck, with_failed_request};
 use crate::http::operation;
 
@@ -39,7 +39,7 @@ impl ChromaStorage {
     /// An empty collection of the default store accepts vectors of any width, because it can be recreated.
     fn with_count(&self, record: &CollectionRecord, count: u64) -> Collection {
         let described = record.described.clone();
-        let keeps_width = count > 0 || self.role == Role::Service;
+        let keeps_width = count > 0 || self.purpose == Purpose::Service;
         Collection {
             count,
             dimensions: described.dimensions.filter(|_| keeps_width),
@@ -250,9 +250,9 @@ impl Storage for ChromaStorage {
     }
 
     async fn delete_collection(&self, name: &CollectionName) -> Result<(), StorageError> {
-        let _lock = match self.role {
-            Role::DefaultStore => Some(self.lock(&self.document_locks, name).await?),
-            Role::Service => None,
+        let _lock = match self.purpose {
+            Purpose::DefaultStore => Some(self.lock(&self.document_locks, name).await?),
+            Purpose::Service => None,
         };
         self.run(self.api.delete_collection(name)).await
     }
@@ -341,9 +341,9 @@ impl Storage for ChromaStorage {
     }
 
     async fn health(&self) -> Result<StorageHealth, StorageError> {
-        let records = match self.role {
-            Role::DefaultStore => self.run(self.api.probe(PROBE_TIMEOUT)).await?,
-            Role::Service => self.run(self.api.collections()).await?,
+        let records = match self.purpose {
+            Purpose::DefaultStore => self.run(self.api.probe(PROBE_TIMEOUT)).await?,
+            Purpose::Service => self.run(self.api.collections()).await?,
         };
         let visible = records
             .iter()
@@ -356,9 +356,9 @@ impl Storage for ChromaStorage {
     }
 
     async fn service_health(&self) -> Option<Health> {
-        match self.role {
-            Role::DefaultStore => None,
-            Role::Service => Some(operation(self.check_service()).await),
+        match self.purpose {
+            Purpose::DefaultStore => None,
+            Purpose::Service => Some(operation(self.check_service()).await),
         }
     }
 }

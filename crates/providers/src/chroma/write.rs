@@ -12,7 +12,7 @@ use ragstone_core::{Collection, CollectionName, Document, DocumentId, Filter, Me
 use serde_json::{Value, json};
 
 use super::api::{COSINE, CollectionRecord};
-use super::{ChromaStorage, Role, codec};
+use super::{ChromaStorage, Purpose, codec};
 
 /// Chroma refuses bodies of more than 40 MB; a batch stays well below that.
 const BATCH_BYTES: usize = 16 << 20;
@@ -100,7 +100,7 @@ impl ChromaStorage {
             return Err(mismatch(width, other.vector.len()));
         }
         if let Some(expected) = record.described.dimensions.filter(|expected| *expected != width) {
-            if self.role == Role::Service || self.api.count(&record).await? > 0 {
+            if self.purpose == Purpose::Service || self.api.count(&record).await? > 0 {
                 return Err(mismatch(expected, width));
             }
             record = self.recreate(&record).await?;
@@ -128,7 +128,7 @@ impl ChromaStorage {
 
     /// Sends documents in as few requests as Chroma accepts. Each request is stored whole or not at all.
     async fn send(&self, record: &CollectionRecord, rows: &[Row]) -> Result<(), StorageError> {
-        let timeout = (self.role == Role::DefaultStore).then_some(WRITE_TIMEOUT);
+        let timeout = (self.purpose == Purpose::DefaultStore).then_some(WRITE_TIMEOUT);
         let limits = self.api.pre_flight().await?;
         let mut stored = 0;
         let mut at_most = limits.max_batch_size;

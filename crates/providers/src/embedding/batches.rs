@@ -1,4 +1,4 @@
-//! Splitting a request along the limits of an API.
+//! Splitting a request by the limits of an API.
 
 use ragstone_core::model::{CallLimits, EmbedInput, ModelError};
 
@@ -14,13 +14,13 @@ pub(super) fn into_texts(inputs: Vec<EmbedInput>, provider: &str) -> Result<Vec<
         .collect()
 }
 
-/// Consecutive runs within the limits. A text that is too long by itself is a run of its own: what
-/// to do with it is for the API to say.
+/// Consecutive runs within the limits. A text that alone exceeds them is a run of its own, and the API
+/// decides about it.
 pub(super) fn split(texts: &[String], limits: CallLimits) -> Vec<&[String]> {
     split_by(texts, limits, String::len)
 }
 
-/// The same for anything that has a text, by how many bytes that has.
+/// [`split`] for anything with a size in bytes.
 pub fn split_by<T>(items: &[T], limits: CallLimits, bytes_of: impl Fn(&T) -> usize) -> Vec<&[T]> {
     let mut batches = Vec::new();
     let (mut start, mut bytes) = (0, 0_usize);

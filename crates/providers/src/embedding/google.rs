@@ -1,4 +1,4 @@
-//! The embeddings API of Google's Gemini.
+//! Google Gemini's embeddings API.
 
 use async_trait::async_trait;
 use ragstone_core::model::{CallLimits, EmbedInput, Embedder, Embedding, ModelError, ModelInfo, Role};
@@ -21,7 +21,7 @@ const LIMITS: CallLimits = CallLimits {
 pub(super) struct GoogleEmbedder {
     client: ServiceClient,
     info: ModelInfo,
-    /// The name as the API wants it, `models/…`.
+    /// The name in the form of the API, `models/…`.
     model: String,
 }
 
@@ -60,7 +60,7 @@ impl GoogleEmbedder {
         let call =
             Call::post(format!("{}:batchEmbedContents", self.model)).json(&json!({"requests": requests}));
         let answer: Answer = self.client.call_json(call).await.map_err(vectors::model_error)?;
-        // The answer is in the order of the requests and counts no tokens.
+        // The answer has the order of the requests and no token counts.
         let values = answer.embeddings.into_iter().map(|e| e.values).collect();
         vectors::finish(values, texts, 0, &self.info)
             .map_err(|reason| vectors::model_error(self.client.bad_answer(reason)))

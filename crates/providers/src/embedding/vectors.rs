@@ -1,4 +1,4 @@
-//! Checking what an API calls an embedding, and what its refusals mean.
+//! Checks of the embeddings of an API, and the meaning of its refusals.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use ragstone_core::call::CallError;
 use ragstone_core::document::check_vector;
 use ragstone_core::model::{Embedding, ModelError, ModelInfo, RemoteFailure, RemoteFault};
 
-/// A vector of the right width, made of finite numbers, not all zeros; or the reason why not.
+/// Checks that a vector has the right width and finite numbers that are not all zero. The error is the reason.
 pub(super) fn check(vector: &[f32], dimensions: usize) -> Result<(), String> {
     if vector.len() != dimensions {
         return Err(format!(
@@ -17,8 +17,8 @@ pub(super) fn check(vector: &[f32], dimensions: usize) -> Result<(), String> {
     check_vector(vector).map_err(|e| e.to_string())
 }
 
-/// Checks the vectors of one batch, in order, and shares the tokens that were counted for all of it
-/// out among the texts by their length.
+/// Checks the vectors of one batch, in order, and distributes the token count of the batch over the texts
+/// by their length.
 pub(super) fn finish(
     vectors: Vec<Vec<f32>>,
     texts: &[String],
@@ -48,7 +48,7 @@ pub(super) fn finish(
         .collect()
 }
 
-/// What a failed call means for whoever wanted the embedding. What the provider said is for the log.
+/// The error of a failed call for the caller. The provider's message goes to the log.
 pub fn model_error(error: CallError) -> ModelError {
     let failure = RemoteFailure {
         provider: error.service().to_owned(),

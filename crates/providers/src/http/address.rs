@@ -1,8 +1,8 @@
-//! Which addresses may be connected to.
+//! Rules for the addresses that the client may connect to.
 //!
-//! A URL that the operator wrote into the configuration names its host: that host is meant, private
-//! or not. What must not happen is that a name leads somewhere nobody named: to a metadata service on
-//! a link-local address, or, for a URL that came in over the API, into the private network.
+//! The host of a URL in the operator's configuration may be private. But a host name must not lead to an
+//! address that nobody named: to a metadata service on a link-local address or, for a URL that came in
+//! over the API, into the private network.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -11,14 +11,14 @@ use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum AddressRule {
-    /// The URL comes from the operator. An address written in it is allowed, whatever it is, and so
-    /// is `localhost`; a name may lead to any address but a link-local one.
+    /// The URL comes from the operator. Any address in it is allowed, and so is `localhost`. A name may
+    /// resolve to any address except a link-local one.
     #[default]
     Configured,
-    /// As before, but names must lead to public addresses.
+    /// Like the former, but names must resolve to public addresses.
     PublicNames,
-    /// The URL comes from a client. Only public addresses, also when written as one, except for what
-    /// the operator's own configuration names.
+    /// The URL comes from a client. Only public addresses are allowed, except for hosts that the operator's
+    /// configuration names.
     Foreign { allowed: Vec<NamedHost> },
 }
 
@@ -26,13 +26,12 @@ pub enum AddressRule {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedHost {
     host: String,
-    /// What else listens on the host was not named with it. `None` is for a host whose every port is
-    /// open to whoever asks.
+    /// Other ports of the host are not allowed. `None` allows every port.
     port: Option<u16>,
 }
 
 impl NamedHost {
-    /// The host and the port that a URL leads to.
+    /// The host and the port of a URL.
     pub fn of_url(url: &str) -> Option<Self> {
         let url = Url::parse(url).ok()?;
         Some(Self {
@@ -57,12 +56,12 @@ impl NamedHost {
 enum Scope {
     Public,
     Private,
-    /// Link-local, where metadata services live, and addresses no service can have.
+    /// Link-local addresses, which metadata services use, and addresses that no service can have.
     Never,
 }
 
 impl AddressRule {
-    /// Checks what can be checked before a name is resolved.
+    /// Checks a URL as far as possible before its name is resolved.
     pub(super) fn check_url(&self, url: &Url) -> Result<(), String> {
         let host = url.host_str().unwrap_or_default();
         let port = url.port_or_known_default();
@@ -78,7 +77,7 @@ impl AddressRule {
         ))
     }
 
-    /// Whether the configuration itself names this host and port, so that it may be private.
+    /// Whether the configuration names this host and port, so that it may be private.
     fn names(&self, host: &str, port: Option<u16>) -> bool {
         match self {
             Self::Configured | Self::PublicNames => literal(host).is_some() || is_localhost(host),
@@ -96,11 +95,11 @@ impl AddressRule {
     }
 }
 
-/// Resolves names through the system and leaves out what the rule does not admit.
+/// Resolves names through the system and drops the addresses that the rule does not allow.
 #[derive(Debug, Clone)]
 pub(super) struct GuardedResolver {
     pub(super) rule: AddressRule,
-    /// The one port that the client connects to: it follows no redirect to another.
+    /// The only port that the client connects to: it follows no redirect to another.
     pub(super) port: Option<u16>,
 }
 

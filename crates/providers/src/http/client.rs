@@ -47,19 +47,19 @@ pub enum Repeat {
     /// It changes nothing: every failure of the service is worth another attempt, a plain 500 or 503
     /// included.
     Read,
-    /// Sending it twice does what sending it once does.
+    /// Idempotent: sending it twice has the effect of sending it once.
     Freely,
-    /// Only while the service cannot have worked on it.
+    /// Only if the service cannot have processed it.
     IfUnprocessed,
 }
 
-/// What an open circuit means for a call.
+/// How a call and the circuit breaker affect each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Breaking {
     Obeyed,
-    /// The same, but what the service answers itself does not open it: only that nobody answers does.
+    /// Like the former, but only outages open the circuit, not other errors that the service answers with.
     ByOutages,
-    /// The call is there to find out how the service is.
+    /// A health check, which also runs while the circuit is open.
     Ignored,
 }
 
@@ -101,7 +101,7 @@ impl Call {
         }
     }
 
-    /// For work that may rightly take longer than the policy has patience for.
+    /// A timeout of its own, for work that may take longer than the policy's deadline.
     #[must_use]
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = Some(patience);
@@ -120,7 +120,7 @@ impl Call {
         self
     }
 
-    /// Values that this crate makes are always JSON; one that is not would be sent without a body.
+    /// The values of this crate can always be serialised; one that cannot is sent without a body.
     #[must_use]
     pub fn json(mut self, body: &impl Serialize) -> Self {
         self.body = serde_json::to_vec(body).ok().map(Bytes::from);
@@ -183,7 +183,7 @@ impl ServiceClient {
         addresses
             .check_url(&base_url)
             .map_err(|message| ConfigError::field("url", message))?;
-        // A proxy would look names up itself, out of reach of the rule for what clients bring.
+        // A proxy would resolve names itself, beyond the rule for URLs of clients.
         let is_foreign = matches!(addresses, AddressRule::Foreign { .. });
         let mut builder = reqwest::Client::builder()
             .user_agent(concat!("ragstone/", env!("CARGO_PKG_VERSION")))
@@ -197,7 +197,7 @@ impl ServiceClient {
             builder = builder.no_proxy();
         }
         if base_url.scheme() == "http" {
-            // No TLS will be spoken, so a machine without certificates is no reason to fail.
+            // Without TLS, a machine without certificates is no reason to fail.
             builder = builder.tls_certs_only([]);
         }
         let http = builder.build().map_err(|e| ConfigError::Client(innermost(&e)))?;
@@ -227,13 +227,13 @@ impl ServiceClient {
         })
     }
 
-    /// Sends a call and reads the answer as JSON of a certain shape.
+    /// Sends a call and parses the answer as JSON.
     pub async fn call_json<T: DeserializeOwned>(&self, call: Call) -> Result<T, CallError> {
         let answer = self.call(call).await?;
         self.read_json(&answer.body)
     }
 
-    /// The same for an answer that is shown to people: credentials that it repeats are blanked out.
+    /// [`ServiceClient::call_json`] for an answer that is shown to people: credentials in it are masked.
     pub async fn call_json_to_show<T: DeserializeOwned>(&self, call: Call) -> Result<T, CallError> {
         let answer = self.call(call).await?;
         self.read_json(&self.0.secrets.hide_in_bytes(answer.body.into()))
@@ -246,18 +246,18 @@ impl ServiceClient {
         })
     }
 
-    /// Sends a call and hands out the answer as it arrives.
+    /// Sends a call and streams the answer.
     pub async fn open(&self, call: Call) -> Result<ByteStream, CallError> {
         let response = self.0.guarded(&call, None).await?;
         Ok(self.limited(response))
     }
 
-    /// An error for an answer whose content makes no sense.
+    /// An error for an answer with unusable content.
     pub fn bad_answer(&self, reason: impl Into<String>) -> CallError {
         self.0.bad_answer(reason.into())
     }
 
-    /// A stream is bounded in size as an answer is, and each wait for its next piece by the deadline.
+    /// Limits a stream to the size of an answer, and each wait for its next chunk to the deadline.
     fn limited(&self, response: Response) -> ByteStream {
         let client = self.clone();
         let state = (response, 0_u64);
@@ -400,8 +400,7 @@ impl Inner {
         Err(self.refused("it redirects too often"))
     }
 
-    /// Where a response redirects to, if it does and may: a redirect that would change the method,
-    /// or leave the origin, is refused.
+    /// The target of a redirect. One that would change the method or leave the origin is refused.
     fn redirect_target(&self, call: &Call, from: &Url, response: &Response) -> Result<Option<Url>, Failure> {
         let keeps_the_method = match response.status() {
             StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => true,
@@ -499,7 +498,7 @@ impl Inner {
     }
 }
 
-/// The cause at the bottom of an error: the outer ones repeat the URL and say less.
+/// The innermost cause of an error: the outer ones repeat the URL and say less.
 fn innermost(error: &dyn std::error::Error) -> String {
     let mut cause = error;
     while let Some(source) = cause.source() {

@@ -1,4 +1,4 @@
-//! One deadline for all the calls of an operation.
+//! One deadline for all calls of an operation.
 
 use std::time::Duration;
 
@@ -17,26 +17,26 @@ struct Bound {
     patience: Duration,
 }
 
-/// Runs an operation of several calls. However many it makes, one after another or at once, each has to
-/// be done in the time that its service has for one call, counted from here.
+/// Runs an operation of several calls. All of them must end within the timeout that the service has for
+/// one call, counted from here.
 pub async fn operation<T>(work: impl Future<Output = T>) -> T {
     STARTED.scope(Instant::now(), work).await
 }
 
-/// Runs operations whose caller waits no longer than this for all of them, whatever time their services
-/// have. A service that does not answer within it has failed, for its circuit as well: dropping the work
-/// instead would leave it as it was, and the next caller to wait as long.
+/// Runs operations whose caller waits no longer than this for all of them, whatever the timeouts of their
+/// services. A service that does not answer in time counts as failed, also for its circuit breaker. A
+/// dropped future would not count, and the next caller would wait as long.
 pub async fn within<T>(patience: Duration, work: impl Future<Output = T>) -> T {
     let since = Instant::now();
     BOUND.scope(Bound { since, patience }, work).await
 }
 
-/// How long a call may take that has `own` time by itself.
+/// The timeout of a call whose own timeout is `own`.
 pub(super) fn patience(own: Duration) -> Duration {
     BOUND.try_with(|bound| own.min(bound.patience)).unwrap_or(own)
 }
 
-/// When a call that begins now has to be done.
+/// The deadline of a call that begins now.
 pub(super) fn deadline(patience: Duration) -> Instant {
     let alone = retry::after(patience);
     let until = |since: Instant, patience: Duration| since.checked_add(patience).unwrap_or(alone);

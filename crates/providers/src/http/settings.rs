@@ -1,4 +1,4 @@
-//! How a service is reached.
+//! Settings of a client: address, credentials, timeouts and limits.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::error::ConfigError;
 
 #[derive(Debug, Clone)]
 pub struct ClientSettings {
-    /// What the service is called in errors and logs.
+    /// The name of the service in errors and logs.
     pub service: String,
     pub base_url: Url,
     pub auth: Auth,
@@ -19,7 +19,7 @@ pub struct ClientSettings {
 }
 
 impl ClientSettings {
-    /// `field` is where the address stands in the configuration, for the error message.
+    /// `field` is the setting that the URL comes from, for the error message.
     pub fn new(service: impl Into<String>, base_url: &str, field: &str) -> Result<Self, ConfigError> {
         Ok(Self {
             service: service.into(),
@@ -46,19 +46,19 @@ pub enum Auth {
     },
 }
 
-/// How long, how often and how much.
+/// Timeouts, retries and limits of calls.
 #[derive(Debug, Clone)]
 pub struct Policy {
-    /// For a whole call: every attempt, every wait between them, and reading the answer. Of a
-    /// stream: until it begins, and then between any two pieces of it.
+    /// Covers a whole call: every attempt, every delay between them, and reading the answer. For a
+    /// stream: the time until it begins, and then between any two chunks.
     pub deadline: Duration,
     pub connect_timeout: Duration,
-    /// How often a call is sent at most.
+    /// Limit of attempts of a call.
     pub max_attempts: u32,
-    /// The wait before the second attempt is a random part of this; the span doubles from one to the next.
+    /// The delay before the second attempt is a random part of this; it doubles with every attempt.
     pub first_delay: Duration,
     pub max_answer_bytes: u64,
-    /// So many failed calls in a row open the circuit.
+    /// This many consecutive failed calls open the circuit.
     pub failures_to_open: u32,
     /// An open circuit lets one call through after this long.
     pub cooldown: Duration,

@@ -1,12 +1,12 @@
-//! Writing a filter as the JSON it could have been read from.
+//! Filters as JSON.
 
 use ragstone_core::Filter;
 use ragstone_core::Metadata;
 use ragstone_core::filter::{Comparison, Scalar, Test};
 use serde_json::{Value, json};
 
-/// JSON that [`Filter::parse`] reads as a filter of the same meaning. What stood in one object is
-/// put into one object again where its keys allow, so that the filter grows no deeper by the way.
+/// JSON that [`Filter::parse`] reads as an equivalent filter. Conditions are joined into one object where
+/// their keys allow, so that the filter does not get deeper.
 pub fn filter_to_json(filter: &Filter) -> Value {
     Value::Object(object(filter))
 }
@@ -67,7 +67,7 @@ fn list(operator: &str, parts: Vec<Metadata>) -> Metadata {
     Metadata::from_iter([(operator.to_owned(), Value::Array(parts))])
 }
 
-/// One object that asks for both, or `$and` of the two where they ask the same key.
+/// One object with the conditions of both, or `$and` of the two where they share a key.
 fn both(left: Metadata, right: Metadata) -> Metadata {
     let mut joined = left.clone();
     for (key, value) in &right {

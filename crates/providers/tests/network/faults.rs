@@ -11,6 +11,8 @@ use serde_json::{Value, json};
 use crate::common::server::{Reply, TestServer, refusing_url};
 use crate::common::{client, quick};
 
+type MakeCall = fn() -> Call;
+
 fn once() -> Policy {
     Policy {
         max_attempts: 1,
@@ -62,7 +64,7 @@ async fn one_byte_at_a_time_costs_the_deadline_and_no_more() {
 async fn failures_of_the_service_are_retried() {
     let read = || Call::post("x").json(&json!({})).repeat(Repeat::Read);
     let write = || Call::post("x").json(&json!({}));
-    let calls: [(fn() -> Call, &[u16]); 3] = [
+    let calls: [(MakeCall, &[u16]); 3] = [
         (|| Call::get("x"), &[429, 500, 502, 503, 504]),
         (read, &[429, 500, 502, 503, 504]),
         (write, &[429, 502, 503, 504]),
@@ -107,7 +109,7 @@ async fn retry_after_is_honoured_within_the_deadline() {
 
 #[tokio::test]
 async fn other_errors_are_not_retried_and_pass_with_their_body() {
-    let (read, write): (fn() -> Call, fn() -> Call) = (|| Call::get("x"), || Call::post("x"));
+    let (read, write): (MakeCall, MakeCall) = (|| Call::get("x"), || Call::post("x"));
     for (status, call) in [
         (400, read),
         (401, read),

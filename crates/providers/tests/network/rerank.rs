@@ -158,7 +158,7 @@ async fn fields_that_a_server_ignores_are_applied_here() {
 
     let names = [name.clone(), CollectionName::parse("d").unwrap()];
     let several = backend.search_many(&names, &[asking(Some("q"), false)]).await;
-    assert_eq!(ids(several[0][0].as_ref().unwrap()), ["a", "bb", "cccc"]);
+    assert_eq!(ids(&several[0].as_ref().unwrap()[0]), ["a", "bb", "cccc"]);
 }
 
 #[tokio::test]
