@@ -25,6 +25,6 @@ pub use postgres::{
     PostgresInspection, PostgresOptions, PostgresStore, PostgresThresholds, PostgresUrl, inspect_postgres,
 };
 pub use sqlite::{
-    BackedUp, Held, InspectedCollection, Inspection, Occupied, SqliteStore, StoreOptions, backup,
+    BackedUp, IndexScope, InspectedCollection, Inspection, Occupied, SqliteStore, StoreOptions, backup,
     check_access, has_database, inspect, restore,
 };

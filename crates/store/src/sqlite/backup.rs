@@ -16,6 +16,7 @@ use rusqlite::{Connection, OpenFlags};
 
 use crate::error::{Error, Result};
 use crate::sqlite::inspect::problems;
+use crate::sqlite::load::load_deleted;
 use crate::sqlite::schema::{DATABASE_FILE, DataDirectory, LOCK_FILE, MIGRATIONS, open_reader, open_writer};
 
 /// So many pages are copied between two reports of progress.
@@ -70,7 +71,7 @@ pub fn backup(directory: &Path, file: &Path, progress: impl Fn(u64, u64)) -> Res
 
 fn copy(database: &Path, part: &Path, progress: impl Fn(u64, u64)) -> Result<()> {
     let from = open_reader(database)?;
-    // Held open, so that every step copies from the same state.
+    // IndexScope open, so that every step copies from the same state.
     from.execute_batch("BEGIN; SELECT count(*) FROM sqlite_schema;")?;
     let mut to = Connection::open(part)?;
     // The file is brought to the disk once, when it is whole.
@@ -121,18 +122,38 @@ fn check(file: &Path) -> Result<BackedUp> {
     if let Some(problem) = found.first() {
         return Err(unfit(format!("it is damaged: {problem}")));
     }
-    let counts = connection.query_row(
-        "SELECT (SELECT count(*) FROM collections WHERE name NOT LIKE '.%'),
-                (SELECT count(*) FROM documents d JOIN collections c ON c.id = d.collection WHERE c.name NOT LIKE '.%')",
-        [],
-        |row| Ok((row.get(0)?, row.get(1)?)),
-    );
-    let (collections, documents) = counts.map_err(|_| unfit("it is no database of Ragstone".into()))?;
+    let (collections, documents) =
+        counts(&connection).map_err(|_| unfit("it is no database of Ragstone".into()))?;
     Ok(BackedUp {
         collections,
         documents,
         bytes,
     })
+}
+
+/// Numbers of collections and documents, without internal ones.
+fn counts(connection: &Connection) -> Result<(u64, u64)> {
+    const VISIBLE: &str = "documents d JOIN collections c ON c.id = d.collection WHERE c.name NOT LIKE '.%'";
+    let (collections, rows) = connection.query_row(
+        &format!(
+            "SELECT (SELECT count(*) FROM collections WHERE name NOT LIKE '.%'), (SELECT count(*) FROM {VISIBLE})"
+        ),
+        [],
+        |row| Ok((row.get(0)?, row.get::<_, u64>(1)?)),
+    )?;
+    let has_deleted = connection.query_row(
+        "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'deleted_documents')",
+        [],
+        |row| row.get(0),
+    )?;
+    let mut deleted = 0;
+    if has_deleted {
+        let mut exists = connection.prepare(&format!("SELECT count(*) FROM {VISIBLE} AND d.rowid = ?1"))?;
+        for rowid in load_deleted(connection)?.rowids {
+            deleted += exists.query_row([rowid as i64], |row| row.get::<_, u64>(0))?;
+        }
+    }
+    Ok((collections, rows - deleted))
 }
 
 /// Puts a backup into a data directory that nobody uses. What is there stays until the backup is

@@ -4,31 +4,36 @@ use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::sqlite::index::Snapshot;
-use crate::sqlite::index::held::Held;
+use crate::sqlite::index::scope::IndexScope;
 
 /// The newest snapshot of each collection, by its id. The lock is held for pointer copies only.
 #[derive(Default)]
 pub(crate) struct Published {
     snapshots: RwLock<HashMap<i64, Arc<Snapshot>>>,
-    held: Held,
+    scope: IndexScope,
 }
 
 impl Published {
-    pub(crate) fn new(snapshots: HashMap<i64, Arc<Snapshot>>, held: Held) -> Self {
+    pub(crate) fn new(snapshots: HashMap<i64, Arc<Snapshot>>, scope: IndexScope) -> Self {
         Self {
             snapshots: RwLock::new(snapshots),
-            held,
+            scope,
         }
     }
 
     /// How much of each collection snapshots hold.
-    pub(crate) fn held(&self) -> Held {
-        self.held
+    pub(crate) fn scope(&self) -> IndexScope {
+        self.scope
     }
 
     pub(crate) fn get(&self, collection: i64) -> Option<Arc<Snapshot>> {
         let snapshots = self.snapshots.read().unwrap_or_else(PoisonError::into_inner);
         snapshots.get(&collection).cloned()
+    }
+
+    pub(crate) fn ids(&self) -> Vec<i64> {
+        let snapshots = self.snapshots.read().unwrap_or_else(PoisonError::into_inner);
+        snapshots.keys().copied().collect()
     }
 
     /// `None` takes a collection away. Returns what was replaced, for the caller to drop when it is

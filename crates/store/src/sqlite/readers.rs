@@ -117,7 +117,7 @@ impl Drop for ReadTransaction<'_> {
 }
 
 /// A collection in one state: its row, and the snapshot of the same version.
-pub(crate) struct View {
+pub(crate) struct CollectionView {
     /// What its rows are known by.
     pub(crate) key: i64,
     pub(crate) snapshot: Arc<Snapshot>,
@@ -125,11 +125,11 @@ pub(crate) struct View {
 }
 
 /// Opens a read transaction in which a collection's rows and its snapshot are of one state.
-pub(crate) fn view<'c>(
+pub(crate) fn read_collection<'c>(
     connection: &'c Connection,
     published: &Published,
     name: &CollectionName,
-) -> Result<(ReadTransaction<'c>, View)> {
+) -> Result<(ReadTransaction<'c>, CollectionView)> {
     loop {
         let transaction = ReadTransaction::begin(connection)?;
         let head = transaction
@@ -146,7 +146,7 @@ pub(crate) fn view<'c>(
 }
 
 /// All collections in one state, by name; those of Ragstone's own are left out.
-pub(crate) fn view_all(connection: &Connection, published: &Published) -> Result<Vec<Collection>> {
+pub(crate) fn read_collections(connection: &Connection, published: &Published) -> Result<Vec<Collection>> {
     'again: loop {
         let transaction = ReadTransaction::begin(connection)?;
         let heads: Vec<Head> = transaction
@@ -206,13 +206,13 @@ impl Head {
         }
     }
 
-    fn view(self, snapshot: Arc<Snapshot>) -> Result<View> {
+    fn view(self, snapshot: Arc<Snapshot>) -> Result<CollectionView> {
         let metadata: Metadata = serde_json::from_str(&self.metadata)?;
         let name = match self.name.strip_prefix('.') {
             Some(internal) => CollectionName::internal(internal),
             None => CollectionName::parse(self.name).map_err(|e| Error::Damaged(e.to_string()))?,
         };
-        Ok(View {
+        Ok(CollectionView {
             key: self.id,
             collection: Collection {
                 name,

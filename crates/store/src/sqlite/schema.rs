@@ -1,9 +1,11 @@
 //! The database file: how it is opened, locked, and brought to the current schema.
 //!
-//! `collections.version` grows with every transaction that touches the collection; it is what ties
-//! a read transaction to the in-memory snapshot of the same state. Document rowids are never used
-//! twice and ascend in the order of insertion. Each collection that has documents has one `vec0`
-//! table, named after its id, whose rowids are those of the documents.
+//! `collections.version` grows with every transaction that touches the collection; it ties a read
+//! transaction to the in-memory snapshot of the same state. Emptying a collection gives it another
+//! id. Document rowids are never used twice and ascend in the order of insertion. Each collection
+//! that has documents has one `vec0` table, named after its id, whose rowids are those of the
+//! documents. A document whose rowid is in `deleted_documents` does not exist; `deleted_collections`
+//! lists ids whose documents do not exist.
 
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -17,7 +19,8 @@ pub(crate) const LOCK_FILE: &str = "ragstone.lock";
 
 /// One entry per schema version, applied in order; `user_version` counts those applied. Entries
 /// that have been released are never edited.
-pub(crate) const MIGRATIONS: &[&str] = &["
+pub(crate) const MIGRATIONS: &[&str] = &[
+    "
 CREATE TABLE collections (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     name TEXT NOT NULL UNIQUE,
@@ -62,7 +65,19 @@ CREATE INDEX records_by_due ON records (kind, due) WHERE due IS NOT NULL;
 -- Record versions come from one clock, so that a record written again never gets an old one back.
 CREATE TABLE record_clock (now INTEGER NOT NULL) STRICT;
 INSERT INTO record_clock VALUES (0);
-"];
+",
+    "
+-- Rows of documents that are deleted, and not yet removed: sets of up to 256 rowids.
+CREATE TABLE deleted_documents (
+    collection INTEGER NOT NULL,
+    first INTEGER NOT NULL,
+    rowids BLOB NOT NULL,
+    PRIMARY KEY (collection, first)
+) STRICT, WITHOUT ROWID;
+-- Ids of collections that were emptied or deleted, whose rows are not yet removed.
+CREATE TABLE deleted_collections (id INTEGER PRIMARY KEY) STRICT;
+",
+];
 
 /// A data directory that no other process uses; the operating system drops the lock with the file,
 /// however the process ends.

@@ -15,7 +15,7 @@ use crate::sqlite::export::vector_models;
 use crate::sqlite::index::Snapshot;
 use crate::sqlite::index::dense::{Candidates, Neighbour, nearest};
 use crate::sqlite::index::kernel::dot;
-use crate::sqlite::readers::View;
+use crate::sqlite::readers::CollectionView;
 use crate::sqlite::siblings::Siblings;
 
 /// A hit before its document is fetched.
@@ -25,7 +25,11 @@ struct Ranked {
     ranks: HitRanks,
 }
 
-pub(crate) fn search(connection: &Connection, view: &View, mut request: StorageQuery) -> Result<SearchHits> {
+pub(crate) fn search(
+    connection: &Connection,
+    view: &CollectionView,
+    mut request: StorageQuery,
+) -> Result<SearchHits> {
     let mut clock = StageClock::default();
     let snapshot = &view.snapshot;
     if let Some(vector) = &mut request.vector {
@@ -82,7 +86,7 @@ pub(crate) fn search(connection: &Connection, view: &View, mut request: StorageQ
 }
 
 /// Where the documents of these ids stand, as far as they are there.
-fn slots_of(connection: &Connection, view: &View, ids: &[DocumentId]) -> Result<RoaringBitmap> {
+fn slots_of(connection: &Connection, view: &CollectionView, ids: &[DocumentId]) -> Result<RoaringBitmap> {
     let mut find =
         connection.prepare_cached("SELECT rowid FROM documents WHERE collection = ?1 AND id = ?2")?;
     let mut slots = RoaringBitmap::new();

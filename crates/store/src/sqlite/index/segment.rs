@@ -41,7 +41,7 @@ impl SegmentData {
         self.lengths.get(local).copied().unwrap_or(0)
     }
 
-    fn words(&self) -> usize {
+    pub(crate) fn words(&self) -> usize {
         self.word_starts.len().saturating_sub(1)
     }
 

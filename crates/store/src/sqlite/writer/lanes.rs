@@ -12,6 +12,8 @@ const SMALL_BYTES: usize = 32 << 10;
 /// One transaction takes at most this much, so that nobody waits long for its commit.
 const BATCH_JOBS: usize = 4096;
 const BATCH_BYTES: usize = 8 << 20;
+/// A write of this size has a transaction of its own, which needs no savepoint.
+const ALONE_BYTES: usize = 1 << 20;
 /// The longest that a large write lets small ones pass.
 const PATIENCE: Duration = Duration::from_millis(400);
 
@@ -62,6 +64,13 @@ impl<T> Lanes<T> {
         };
         let is_long_ago = |since: &Instant| now.saturating_duration_since(*since) >= PATIENCE;
         let overdue = self.large.front().is_some_and(|(_, since, _)| is_long_ago(since));
+        if overdue && let Some((bytes, _, job)) = self.large.pop_front_if(|(bytes, ..)| *bytes >= ALONE_BYTES)
+        {
+            return Batch {
+                jobs: vec![job],
+                bytes,
+            };
+        }
         let mut large = if self.small.is_empty() && self.last_small.as_ref().is_none_or(is_long_ago) {
             usize::MAX
         } else {
@@ -71,15 +80,21 @@ impl<T> Lanes<T> {
             let next = if let Some(small) = self.small.pop_front() {
                 small
             } else if large > 0
-                && let Some((bytes, _, job)) = self.large.pop_front()
+                && let Some((bytes, _, job)) = self
+                    .large
+                    .pop_front_if(|(bytes, ..)| batch.jobs.is_empty() || *bytes < ALONE_BYTES)
             {
                 large -= 1;
                 (bytes, job)
             } else {
                 break;
             };
+            let alone = next.0 >= ALONE_BYTES;
             batch.bytes += next.0;
             batch.jobs.push(next.1);
+            if alone {
+                break;
+            }
         }
         batch
     }
@@ -146,14 +161,27 @@ mod tests {
     fn a_transaction_is_bounded_but_takes_at_least_one_write() {
         let start = Instant::now();
         let mut lanes = lanes(
-            &[(5 * BATCH_BYTES, 'A'), (BATCH_BYTES / 2, 'B'), (LARGE, 'C')],
+            &[
+                (5 * BATCH_BYTES, 'A'),
+                (LARGE, 'B'),
+                (LARGE, 'C'),
+                (ALONE_BYTES, 'D'),
+            ],
             start,
         );
         assert_eq!(lanes.next(start).jobs, ['A']);
         let batch = lanes.next(start);
-        assert_eq!(
-            (batch.jobs, batch.bytes),
-            (vec!['B', 'C'], BATCH_BYTES / 2 + LARGE)
-        );
+        assert_eq!((batch.jobs, batch.bytes), (vec!['B', 'C'], 2 * LARGE));
+        assert_eq!(lanes.next(start).jobs, ['D']);
+    }
+
+    #[test]
+    fn a_write_that_has_to_be_alone_gets_its_turn() {
+        let start = Instant::now();
+        let mut lanes = lanes(&[(ALONE_BYTES, 'A'), (1, 'b')], start);
+        assert_eq!(lanes.next(start).jobs, ['b']);
+        lanes.push(1, 'c', start);
+        assert_eq!(lanes.next(start + PATIENCE).jobs, ['A']);
+        assert_eq!(lanes.next(start).jobs, ['c']);
     }
 }

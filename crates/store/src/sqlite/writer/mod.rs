@@ -6,6 +6,7 @@
 //! done. When nothing is queued the thread gives freed pages back to the file system and empties
 //! the write-ahead log, which is where deleted text could otherwise linger.
 
+mod cleanup;
 mod collections;
 mod documents;
 mod lanes;
@@ -29,13 +30,21 @@ use tokio::sync::oneshot;
 use crate::error::{Error, Result};
 use crate::sqlite::faults::Faults;
 use crate::sqlite::published::Published;
+use cleanup::Cleanup;
+pub(crate) use cleanup::deleted_rowids;
 pub(crate) use documents::prepare;
 use lanes::{Batch, Lanes};
 use log::LogMover;
-pub(crate) use transaction::{Size, Transaction};
+pub(crate) use transaction::{Statements, Transaction};
 
 /// How long the queue is empty before the thread tidies up.
 const IDLE: Duration = Duration::from_millis(100);
+/// How long written data stays untidied while writes keep coming.
+const MAX_UNTIDY: Duration = Duration::from_secs(10);
+/// How long closing the store takes for the removal of deleted documents. The next start goes on.
+const CLOSE_CLEANUP: Duration = Duration::from_secs(5);
+/// About how much a changed row adds to the write-ahead log.
+const BYTES_PER_CHANGE: usize = 4096;
 /// So many writes in one transaction mean that many are on their way. Each transaction costs a few
 /// pages and a flush of the disk whatever it holds, so the next one waits a moment for them.
 const CROWD: usize = 16;
@@ -107,6 +116,7 @@ impl Writer {
         let (queue, messages) = channel();
         let queued = Arc::new(Queued::default());
         let record_clock = connection.query_row("SELECT now FROM record_clock", [], |row| row.get(0))?;
+        let cleanup = Cleanup::after_start(published.ids());
         let log = connection
             .path()
             .map(PathBuf::from)
@@ -121,7 +131,8 @@ impl Writer {
             lanes: Lanes::default(),
             flushes: Vec::new(),
             record_clock,
-            untidy: true,
+            cleanup,
+            untidy_since: Some(Instant::now()),
             crowded: false,
         };
         let handle = std::thread::Builder::new()
@@ -141,14 +152,14 @@ impl Writer {
     pub(crate) async fn write<T: Send + 'static>(
         &self,
         bytes: usize,
-        size: Size,
+        statements: Statements,
         work: impl FnOnce(&mut Transaction<'_>) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (answer, answered) = oneshot::channel();
         let run = Box::new(move |transaction: &mut Transaction<'_>| -> Finish {
-            let outcome = transaction.step(size, work);
+            let outcome = transaction.step(statements, work);
             Box::new(move |committed| {
-                let outcome = committed.map_err(rolled_back).and(outcome);
+                let outcome = outcome.and_then(|value| committed.map_err(rolled_back).map(|()| value));
                 // Whoever asked may have gone away; the write is done all the same.
                 let _ = answer.send(outcome);
             })
@@ -204,8 +215,9 @@ struct WriterThread {
     /// Who waits for everything written so far to be tidied up.
     flushes: Vec<oneshot::Sender<Result<()>>>,
     record_clock: i64,
-    /// Something was written since the last tidying.
-    untidy: bool,
+    cleanup: Cleanup,
+    /// When something was first written after the last tidying.
+    untidy_since: Option<Instant>,
     /// The last transaction was shared by a [`CROWD`].
     crowded: bool,
 }
@@ -215,22 +227,14 @@ impl WriterThread {
         let mut stopping = false;
         while !stopping || !self.lanes.is_empty() {
             if self.lanes.is_empty() {
-                let message = if self.untidy {
-                    match messages.recv_timeout(IDLE) {
-                        Ok(message) => message,
-                        Err(RecvTimeoutError::Timeout) => {
-                            self.tidy_slice();
-                            continue;
-                        }
-                        Err(RecvTimeoutError::Disconnected) => break,
+                match self.wait(messages) {
+                    Ok(message) => stopping |= self.take_in(message),
+                    Err(RecvTimeoutError::Timeout) => {
+                        self.use_idle_time();
+                        continue;
                     }
-                } else {
-                    match messages.recv() {
-                        Ok(message) => message,
-                        Err(_) => break,
-                    }
-                };
-                stopping |= self.take_in(message);
+                    Err(RecvTimeoutError::Disconnected) => break,
+                }
             }
             if self.crowded && !stopping {
                 std::thread::sleep(GATHERING);
@@ -242,15 +246,78 @@ impl WriterThread {
             let batch = self.lanes.next(Instant::now());
             self.crowded = batch.jobs.len() >= CROWD;
             self.write(batch);
+            self.keep_up();
             if self.lanes.is_empty() {
                 for answer in std::mem::take(&mut self.flushes) {
-                    let _ = answer.send(self.tidy());
+                    let _ = answer.send(self.tidy(None));
                 }
             }
         }
-        if let Err(error) = self.tidy() {
+        if let Err(error) = self.tidy(Some(Instant::now() + CLOSE_CLEANUP)) {
             tracing::warn!(%error, "could not empty the write-ahead log on shutdown");
         }
+    }
+
+    /// Waits for a message as long as there is nothing else to do.
+    fn wait(&self, messages: &Receiver<Message>) -> std::result::Result<Message, RecvTimeoutError> {
+        if self.cleanup.is_due() {
+            messages.recv_timeout(Duration::ZERO)
+        } else if self.untidy_since.is_some() || self.cleanup.is_waiting() {
+            messages.recv_timeout(IDLE)
+        } else {
+            messages.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        }
+    }
+
+    fn use_idle_time(&mut self) {
+        if self.cleanup.is_due() {
+            self.clean_slice();
+        } else if self.untidy_since.is_some() {
+            self.tidy_slice();
+        }
+    }
+
+    /// Does a little of what idle time is used for while writes keep coming: cleanup, and, after a
+    /// while, tidying.
+    fn keep_up(&mut self) {
+        if self.cleanup.is_due() {
+            self.clean_slice();
+            self.cleanup.ran();
+        } else if self
+            .untidy_since
+            .is_some_and(|since| since.elapsed() > MAX_UNTIDY)
+        {
+            self.tidy_slice();
+        }
+    }
+
+    fn clean_slice(&mut self) {
+        if let Err(error) = self.clean() {
+            tracing::warn!(%error, "could not remove deleted documents from the file; trying again");
+            self.cleanup.failed();
+        }
+    }
+
+    fn clean(&mut self) -> Result<()> {
+        let connection = &self.connection;
+        let mut transaction =
+            Transaction::begin(connection, &self.published, &self.faults, &mut self.record_clock)?
+                .alone(true)
+                .recording(self.cleanup.recorded());
+        let cleanup = &mut self.cleanup;
+        let before = connection.total_changes();
+        transaction.step(Statements::Many, |transaction| transaction.clean(cleanup))?;
+        let committed = transaction.commit()?;
+        self.cleanup.record(committed.record);
+        drop(self.published.publish(committed.snapshots));
+        let changes = self.connection.total_changes() - before;
+        if changes > 0 {
+            self.untidy_since.get_or_insert_with(Instant::now);
+            if let Some(log) = &mut self.log {
+                log.committed(changes as usize * BYTES_PER_CHANGE);
+            }
+        }
+        Ok(())
     }
 
     /// Puts a message where it belongs, and returns whether it was the word to stop.
@@ -283,7 +350,7 @@ impl WriterThread {
     }
 
     fn commit(&mut self, jobs: Vec<Job>) {
-        self.untidy = true;
+        self.untidy_since.get_or_insert_with(Instant::now);
         let mut finishes: Vec<Finish> = Vec::with_capacity(jobs.len());
         let outcome = Transaction::begin(
             &self.connection,
@@ -291,14 +358,23 @@ impl WriterThread {
             &self.faults,
             &mut self.record_clock,
         )
-        .and_then(|mut transaction| {
+        .and_then(|transaction| {
+            let mut transaction = transaction
+                .alone(jobs.len() == 1)
+                .recording(self.cleanup.recorded());
             for job in jobs {
                 finishes.push((job.run)(&mut transaction));
             }
             transaction.commit()
         });
         let outcome = match outcome {
-            Ok(changes) => Ok(self.published.publish(changes)),
+            Ok(committed) => {
+                self.cleanup.record(committed.record);
+                if !committed.deleted.is_empty() {
+                    self.cleanup.deleted(committed.deleted.into_iter());
+                }
+                Ok(self.published.publish(committed.snapshots))
+            }
             Err(error) => {
                 tracing::error!(%error, "a transaction was rolled back");
                 Err(error)
@@ -316,20 +392,29 @@ impl WriterThread {
             .vacuum(PAGES)
             .and_then(|left| if left == 0 { self.empty_log() } else { Ok(false) });
         match outcome {
-            Ok(done) => self.untidy = !done,
+            Ok(true) => self.untidy_since = None,
+            Ok(false) => {}
             Err(error) => {
                 tracing::warn!(%error, "could not tidy up the database");
-                self.untidy = false;
+                self.untidy_since = None;
             }
         }
     }
 
-    fn tidy(&mut self) -> Result<()> {
+    /// Removes deleted documents from the files, until `deadline` if there is one.
+    fn tidy(&mut self, deadline: Option<Instant>) -> Result<()> {
+        while self.cleanup.is_pending() {
+            if deadline.is_some_and(|deadline| Instant::now() > deadline) {
+                tracing::info!("deleted documents are left in the file; the next start removes them");
+                break;
+            }
+            self.clean()?;
+        }
         self.vacuum(i64::from(i32::MAX))?;
         // A reader may hold on to the log for a moment.
         for _ in 0..100 {
             if self.empty_log()? {
-                self.untidy = false;
+                self.untidy_since = None;
                 return Ok(());
             }
             std::thread::sleep(Duration::from_millis(10));

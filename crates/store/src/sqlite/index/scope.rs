@@ -8,7 +8,7 @@ use serde_json::Value;
 
 /// What is held in memory of every collection.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Held {
+pub enum IndexScope {
     /// Whatever a filter or a search may ask for.
     #[default]
     Everything,
@@ -21,15 +21,15 @@ pub enum Held {
     },
 }
 
-impl Held {
+impl IndexScope {
     /// Whether what is held tells which documents match.
-    pub(crate) fn answers(self, filter: &Filter) -> bool {
+    pub(crate) fn covers(self, filter: &Filter) -> bool {
         let Self::Fields { values, presence } = self else {
             return true;
         };
         match filter {
-            Filter::All(parts) | Filter::Any(parts) => parts.iter().all(|part| self.answers(part)),
-            Filter::Not(part) => self.answers(part),
+            Filter::All(parts) | Filter::Any(parts) => parts.iter().all(|part| self.covers(part)),
+            Filter::Not(part) => self.covers(part),
             Filter::Field { name, test } => {
                 values.contains(&name.as_str())
                     || (*test == Test::Exists && presence.contains(&name.as_str()))
