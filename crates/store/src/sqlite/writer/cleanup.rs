@@ -32,9 +32,9 @@ const COLLECTION_ROWS: usize = 1024;
 /// Vector chunks of a deleted collection that are removed together.
 const COLLECTION_CHUNKS: usize = 16;
 /// Duration of one transaction of cleanup, which other writes may have to wait for.
-const SLICE: Duration = Duration::from_millis(25);
+const SLICE: Duration = Duration::from_millis(10);
 /// Pause between slices while other writes keep coming.
-const PAUSE: Duration = Duration::from_millis(25);
+const PAUSE: Duration = Duration::from_millis(10);
 /// Pause after a failure, such as a full disk.
 const RETRY: Duration = Duration::from_secs(2);
 

@@ -64,8 +64,7 @@ impl<T> Lanes<T> {
         };
         let is_long_ago = |since: &Instant| now.saturating_duration_since(*since) >= PATIENCE;
         let overdue = self.large.front().is_some_and(|(_, since, _)| is_long_ago(since));
-        if overdue && let Some((bytes, _, job)) = self.large.pop_front_if(|(bytes, ..)| *bytes >= ALONE_BYTES)
-        {
+        if overdue && let Some((bytes, job)) = self.pop_large(|bytes| bytes >= ALONE_BYTES) {
             return Batch {
                 jobs: vec![job],
                 bytes,
@@ -80,9 +79,8 @@ impl<T> Lanes<T> {
             let next = if let Some(small) = self.small.pop_front() {
                 small
             } else if large > 0
-                && let Some((bytes, _, job)) = self
-                    .large
-                    .pop_front_if(|(bytes, ..)| batch.jobs.is_empty() || *bytes < ALONE_BYTES)
+                && let Some((bytes, job)) =
+                    self.pop_large(|bytes| batch.jobs.is_empty() || bytes < ALONE_BYTES)
             {
                 large -= 1;
                 (bytes, job)
@@ -97,6 +95,15 @@ impl<T> Lanes<T> {
             }
         }
         batch
+    }
+
+    /// Takes the first large write if its size is right.
+    fn pop_large(&mut self, fits: impl Fn(usize) -> bool) -> Option<(usize, T)> {
+        let (bytes, ..) = self.large.front()?;
+        if !fits(*bytes) {
+            return None;
+        }
+        self.large.pop_front().map(|(bytes, _, job)| (bytes, job))
     }
 }
 

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use ragstone_core::storage::{DocumentBatch, Selection, Storage, StorageError, StoredDocument};
+use ragstone_core::storage::{
+    DocumentBatch, Page, Selection, Storage, StorageError, StorageQuery, StoredDocument,
+};
 use ragstone_core::{CollectionName, Document, DocumentId, Filter, Metadata};
 use tokio::task::JoinHandle;
 
@@ -196,7 +198,7 @@ async fn filled(directory: &std::path::Path, count: usize) -> (SqliteStore, Coll
 async fn eight_times_the_documents_are_at_most_ten_times_the_work() {
     let odd = || Filter::parse(&serde_json::json!({"odd": true})).unwrap();
     let mut costs: Vec<[(i64, u64); 4]> = Vec::new();
-    for count in [8000, 64_000] {
+    for count in [6000, 48_000] {
         let directory = tempfile::tempdir().unwrap();
         let (store, docs) = filled(directory.path(), count).await;
         let mut cost = [(0, 0); 4];
@@ -256,4 +258,84 @@ async fn deleting_many_documents_is_a_short_write() {
         .unwrap();
     assert_eq!(count, 4000);
     assert!(rows <= 4000 / 256 + 1, "{rows} rows were written");
+}
+
+/// Slots of the collection in memory, empty ones included.
+async fn slots(store: &SqliteStore, docs: &CollectionName) -> usize {
+    let docs = docs.clone();
+    let slots = store.write(0, move |transaction| {
+        let row = transaction.require(&docs)?;
+        Ok(transaction.snapshot(row.id)?.slots())
+    });
+    slots.await.unwrap()
+}
+
+#[tokio::test]
+async fn slots_are_renumbered_while_writes_go_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, docs) = filled(directory.path(), 6000).await;
+    let id = |n: usize| DocumentId::parse(format!("d{n}")).unwrap();
+    let most = (0..5000).map(id).collect();
+    let deleted = store.delete_documents(&docs, Selection::Ids(most)).await;
+    assert_eq!(deleted.unwrap(), 5000);
+    // Whatever is written before, during and after has to be there in the end.
+    let mut expected: Vec<(usize, usize)> = (5000..6000).map(|n| (n, 0)).collect();
+    let mut rounds = 0;
+    while slots(&store, &docs).await > 2500 || rounds < 20 {
+        assert!(rounds < 1000, "slots are never renumbered");
+        let new = 10_000 + rounds;
+        store.upsert(&docs, documents(new..new + 1, 1)).await.unwrap();
+        expected.push((new, 1));
+        let (replaced, gone) = (500 + rounds % 400, rounds % 7);
+        let number = expected[replaced].0;
+        store
+            .upsert(&docs, documents(number..number + 1, 2))
+            .await
+            .unwrap();
+        expected[replaced].1 = 2;
+        let (removed, _) = expected.remove(gone);
+        let deleted = store
+            .delete_documents(&docs, Selection::Ids(vec![id(removed)]))
+            .await;
+        assert_eq!(deleted.unwrap(), 1);
+        rounds += 1;
+    }
+    let everything = Page {
+        limit: usize::MAX,
+        offset: 0,
+    };
+    store.flush().await.unwrap();
+    let reopened = {
+        let directory = directory.path().to_owned();
+        move || SqliteStore::open(&directory, StoreOptions::default()).unwrap()
+    };
+    let mut store = store;
+    for reopens in [true, false] {
+        let page = store
+            .documents(&docs, &Filter::everything(), everything)
+            .await
+            .unwrap();
+        let texts = page.documents.iter().map(|document| document.text.clone());
+        let wanted = expected
+            .iter()
+            .map(|(n, round)| format!("text {n} of round {round}"));
+        assert_eq!(texts.collect::<Vec<_>>(), wanted.collect::<Vec<_>>());
+        let query = StorageQuery {
+            vector: Some(documents(10_003..10_004, 1).documents.remove(0).vector),
+            text: Some("10003".into()),
+            limit: 1,
+            ..StorageQuery::default()
+        };
+        let found = store.search(&docs, query).await.unwrap().hits;
+        assert_eq!(found[0].document.id, id(10_003));
+        assert!(found[0].distance.unwrap() < 1e-6);
+        let odd = Filter::parse(&serde_json::json!({"odd": true})).unwrap();
+        let odd = store.documents(&docs, &odd, everything).await.unwrap().total;
+        assert_eq!(odd, expected.iter().filter(|(n, _)| n % 2 == 1).count() as u64);
+        if reopens {
+            store.close().await.unwrap();
+            drop(store);
+            store = reopened();
+        }
+    }
 }
