@@ -1,4 +1,4 @@
-//! Reading documents with all that is kept of them.
+//! Reads of documents with their vectors and models.
 
 use ragstone_core::DocumentId;
 use ragstone_core::model::ModelIdentity;
@@ -10,7 +10,7 @@ use crate::ranking::document;
 use crate::sqlite::index::Snapshot;
 use crate::sqlite::readers::CollectionView;
 
-/// A page ends early when it has grown this large.
+/// Size at which a page of an export ends early.
 const PAGE_BYTES: usize = 8 << 20;
 
 pub(crate) fn export(connection: &Connection, snapshot: &Snapshot, range: ExportRange) -> Result<ExportPage> {
@@ -106,7 +106,7 @@ fn read_model_if_any(row: &Row<'_>, first: usize) -> rusqlite::Result<Option<Mod
     }
 }
 
-/// Three columns, beginning with this one: id, version and width.
+/// Reads three columns from `first` on: id, version and dimensions.
 fn read_model(row: &Row<'_>, first: usize) -> rusqlite::Result<ModelIdentity> {
     Ok(ModelIdentity {
         id: row.get(first)?,

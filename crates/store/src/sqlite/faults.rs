@@ -1,4 +1,4 @@
-//! Places where a test can make a transaction fail.
+//! Points at which a test can make a transaction fail.
 
 use crate::error::Result;
 
@@ -12,7 +12,7 @@ pub(crate) enum FaultPoint {
     BeforeCommit,
 }
 
-/// Which fault to raise; outside tests there is none and asking costs nothing.
+/// The fault to raise. Outside tests there is none, and the check costs nothing.
 #[derive(Clone, Default)]
 pub(crate) struct Faults {
     #[cfg(test)]
@@ -31,7 +31,7 @@ impl Faults {
         let mut armed = self.armed.lock().unwrap();
         if *armed == Some(point) {
             *armed = None;
-            return Err(crate::error::Error::Worker("a fault was asked for".into()));
+            return Err(crate::error::Error::Worker("an injected fault".into()));
         }
         Ok(())
     }
@@ -208,6 +208,16 @@ mod tests {
             };
             assert_eq!(store.search(&docs, query).await.unwrap().hits.len(), 101);
         }
+        // A backup has nothing that was deleted, whether it was removed already or not.
+        let file = crashed.path().join("backup.db");
+        let facts = crate::backup(directory.path(), &file, |_, _| {}).unwrap();
+        assert_eq!((facts.collections, facts.documents), (2, 101));
+        let backup = rusqlite::Connection::open(&file).unwrap();
+        let rows = "SELECT (SELECT count(*) FROM documents) + (SELECT count(*) FROM deleted_documents)";
+        assert_eq!(
+            backup.query_row(rows, [], |row| row.get::<_, i64>(0)).unwrap(),
+            101
+        );
         reopened.flush().await.unwrap();
         assert_eq!(reopened.integrity_check().await.unwrap(), Vec::<String>::new());
         let left = reopened.read(|connection| {

@@ -1,4 +1,4 @@
-//! Reading all collections into memory when the store opens.
+//! Loads all collections into memory when the store opens.
 //!
 //! Vectors are read in bulk from the blobs behind each `vec0` table, which is far quicker than
 //! asking the table row by row, while other threads read metadata and words.
@@ -27,7 +27,7 @@ struct CollectionHead {
     dimensions: Option<usize>,
 }
 
-/// The snapshot of every collection. Nothing may write meanwhile.
+/// Builds the snapshot of every collection. Nothing may write meanwhile.
 pub(crate) fn load_all(database: &Path, scope: IndexScope) -> Result<HashMap<i64, Arc<Snapshot>>> {
     let connection = open_reader(database)?;
     let heads: Vec<CollectionHead> = connection
@@ -86,8 +86,8 @@ fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
 }
 
 /// Documents that are deleted, and whose rows are not yet removed.
-pub(crate) struct Deleted {
-    pub(crate) rowids: RoaringTreemap,
+struct Deleted {
+    rowids: RoaringTreemap,
     collections: HashSet<i64>,
 }
 
@@ -97,7 +97,7 @@ impl Deleted {
     }
 }
 
-pub(crate) fn load_deleted(connection: &Connection) -> Result<Deleted> {
+fn load_deleted(connection: &Connection) -> Result<Deleted> {
     let mut rowids = RoaringTreemap::new();
     let mut records = connection.prepare("SELECT rowids FROM deleted_documents")?;
     let mut rows = records.query([])?;
@@ -250,7 +250,7 @@ fn load_keywords(database: &Path, newest: i64, deleted: &Deleted) -> Result<Hash
     Ok(finished.collect())
 }
 
-/// The words of the documents in so many rows after one.
+/// The words of the documents in the given number of rowids after one.
 fn load_segments(
     database: &Path,
     after: i64,

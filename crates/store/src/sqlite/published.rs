@@ -21,7 +21,7 @@ impl Published {
         }
     }
 
-    /// How much of each collection snapshots hold.
+    /// The part of each collection that snapshots index.
     pub(crate) fn scope(&self) -> IndexScope {
         self.scope
     }
@@ -36,8 +36,8 @@ impl Published {
         snapshots.keys().copied().collect()
     }
 
-    /// `None` takes a collection away. Returns what was replaced, for the caller to drop when it is
-    /// not in a hurry: freeing a large snapshot takes a while.
+    /// Publishes new snapshots; `None` removes a collection. Returns the replaced ones for the caller
+    /// to drop later, because freeing a large snapshot takes a while.
     pub(crate) fn publish(&self, changes: HashMap<i64, Option<Arc<Snapshot>>>) -> Vec<Option<Arc<Snapshot>>> {
         let mut replaced = Vec::with_capacity(changes.len());
         let mut snapshots = self.snapshots.write().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! One search: filter, rank by meaning and by word, fuse, and fetch the documents.
+//! One search: filter, rank by vector and by words, fuse, and fetch the documents.
 
 use ragstone_core::analysis::analyze_query;
 use ragstone_core::fusion::{HitRanks, Rank, fuse};
@@ -16,7 +16,7 @@ use crate::sqlite::index::Snapshot;
 use crate::sqlite::index::dense::{Candidates, Neighbour, nearest};
 use crate::sqlite::index::kernel::dot;
 use crate::sqlite::readers::CollectionView;
-use crate::sqlite::siblings::Siblings;
+use crate::sqlite::siblings::SiblingGatherer;
 
 /// A hit before its document is fetched.
 struct Ranked {
@@ -65,7 +65,7 @@ pub(crate) fn search(
     let mut siblings_cut = false;
     if let Some(request) = &request.siblings {
         siblings_cut = clock.time("expand", || {
-            let mut siblings = Siblings::new(connection, snapshot, request);
+            let mut siblings = SiblingGatherer::new(connection, snapshot, request);
             for (hit, Ranked { slot, .. }) in hits.iter_mut().zip(&ranked) {
                 hit.siblings = siblings.of(*slot, &hit.document)?;
             }
@@ -85,7 +85,7 @@ pub(crate) fn search(
     })
 }
 
-/// Where the documents of these ids stand, as far as they are there.
+/// The slots of the documents with these ids that exist.
 fn slots_of(connection: &Connection, view: &CollectionView, ids: &[DocumentId]) -> Result<RoaringBitmap> {
     let mut find =
         connection.prepare_cached("SELECT rowid FROM documents WHERE collection = ?1 AND id = ?2")?;

@@ -1,4 +1,4 @@
-//! The embedded store as the rest of Ragstone sees it.
+//! The embedded store as a [`Storage`].
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -29,11 +29,11 @@ use crate::sqlite::writer::{QueueLimits, Statements, Transaction, Writer, prepar
 
 #[derive(Debug, Clone)]
 pub struct StoreOptions {
-    /// How many writes may wait; further ones are refused until some are done.
+    /// Maximum number of queued writes; more are refused.
     pub queued_writes: usize,
-    /// How many bytes of writes may wait.
+    /// Maximum size of queued writes in bytes.
     pub queued_bytes: usize,
-    /// How many reads run at once; further ones wait for their turn.
+    /// Maximum number of concurrent reads; more wait for their turn.
     pub readers: usize,
     pub index_scope: IndexScope,
     /// Up to this many documents are removed from the file by the write that deletes them. More are
@@ -64,8 +64,8 @@ pub struct SqliteStore {
 }
 
 impl SqliteStore {
-    /// Opens or creates the store in a data directory and loads its indexes. Blocks; a large store
-    /// takes a second or two.
+    /// Opens or creates the store in a data directory and loads its indexes. Blocks; a large store takes
+    /// a few seconds.
     pub fn open(directory: impl AsRef<Path>, options: StoreOptions) -> Result<Self> {
         Self::open_with(directory.as_ref(), options, Faults::default())
     }
@@ -92,13 +92,14 @@ impl SqliteStore {
         })
     }
 
-    /// Waits until freed space is given back and nothing that was deleted is left in any file. The
-    /// store does so by itself whenever it has been idle for a moment.
+    /// Waits until free pages are returned to the file system and no file contains deleted data. The
+    /// store also does this by itself when it is idle, and after ten seconds under load.
     pub async fn flush(&self) -> Result<(), StorageError> {
         Ok(self.writer.flush().await?)
     }
 
-    /// Finishes the writes that were accepted, empties the log, and stops. Later calls fail.
+    /// Finishes the accepted writes, empties the log, and stops. Later calls fail. Removing deleted data
+    /// is bounded to a few seconds; the next start goes on.
     pub async fn close(&self) -> Result<(), StorageError> {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(thread) = thread else {
@@ -113,7 +114,7 @@ impl SqliteStore {
         }
     }
 
-    /// Asks SQLite to check the whole file; empty means that all is well.
+    /// Has SQLite check the whole file. Returns the problems found.
     pub async fn integrity_check(&self) -> Result<Vec<String>, StorageError> {
         Ok(self
             .read(|connection| {

@@ -18,9 +18,9 @@ use super::segment::{MAX_DOCUMENTS, PostingList, SegmentBuilder, SegmentData, me
 use crate::error::Result;
 use crate::sqlite::terms;
 
-/// Stands for a slot where a document is gone.
+/// Marks the slot of a removed document.
 const GONE: u32 = u32::MAX;
-/// The segment of documents that are not in one yet.
+/// Marks documents that are not in a segment yet.
 const FRESH: u32 = u32::MAX;
 
 #[derive(Debug, Clone)]
@@ -30,7 +30,7 @@ struct Segment {
     /// The slot of each local number, or [`GONE`].
     slots: Vec<u32>,
     gone: usize,
-    /// How many documents of a word are gone, by the word's number.
+    /// Number of removed documents of a word, by the word's number.
     removed: BTreeMap<u32, u32>,
 }
 
@@ -75,7 +75,7 @@ pub(crate) struct KeywordIndex {
 }
 
 impl KeywordIndex {
-    /// Slots are filled in order: a new one is the number of those there are.
+    /// Slots are filled in order: the new one equals the number of existing ones.
     pub(crate) fn push(&mut self, slot: u32, encoded_terms: Vec<u8>) {
         self.positions.push(SegmentSlot {
             segment: FRESH,
@@ -178,8 +178,8 @@ impl KeywordIndex {
         Ok(())
     }
 
-    /// Takes a finished segment, whose documents have these slots. They have places already, or
-    /// get them now if the slots go on where the places end.
+    /// Adds a finished segment, whose documents have these slots. They have positions already, or get
+    /// them now if the slots continue where the positions end.
     pub(crate) fn add_segment(&mut self, data: SegmentData, slots: Vec<u32>) {
         self.documents += data.len() as u64;
         self.total_length += (0..data.len())
@@ -216,7 +216,7 @@ impl KeywordIndex {
         }
     }
 
-    /// From where on the last segments are to become one, if they are.
+    /// The first of the last segments that should be merged, if any.
     fn mergeable(&self) -> Option<usize> {
         let mut first = self.segments.len();
         let mut sum = 0;
@@ -298,7 +298,7 @@ impl KeywordIndex {
         best(scores, limit)
     }
 
-    /// Where a word is, and what it counts; `None` if no document has it.
+    /// A word's number in each segment, and its weight; `None` if no document has it.
     fn query_word(&self, term: &QueryTerm) -> Option<QueryWord> {
         let numbers: Vec<Option<u32>> = self.segments.iter().map(|s| s.data.find(&term.text)).collect();
         let documents: u64 = self
@@ -351,7 +351,7 @@ impl KeywordIndex {
                 let PostingList { documents, counts } = segment.data.postings(*number);
                 for (local, count) in documents.iter().zip(counts) {
                     let local = usize::from(*local);
-                    // A document that is gone has no slot, and so no sum.
+                    // A removed document has no slot, and so no sum.
                     if let Some(slot) = segment.slots.get(local)
                         && let Some(sum) = sums.get_mut(*slot as usize)
                     {

@@ -1,4 +1,4 @@
-//! What is held in memory of a collection: an immutable snapshot per state.
+//! The index of a collection in memory: an immutable snapshot per state.
 //!
 //! Documents have dense numbers, their slots, in the order of insertion. A deleted document leaves
 //! its slot empty until the slots are renumbered; a replaced one keeps it. Snapshots share whatever
@@ -32,7 +32,7 @@ use keyword::KeywordIndex;
 use scope::IndexScope;
 use vectors::Vectors;
 
-/// What the indexes need to know of a document.
+/// The part of a document that is indexed.
 #[derive(Debug, Clone)]
 pub(crate) struct Indexed {
     pub(crate) metadata: Metadata,
@@ -42,10 +42,10 @@ pub(crate) struct Indexed {
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Snapshot {
-    /// Of the collection, in the database, when it was in this state.
+    /// The version of the collection in the database.
     pub(crate) version: i64,
     scope: IndexScope,
-    /// How many numbers its vectors have, once there are any.
+    /// Dimensions of its vectors, once there are any.
     dimensions: Option<usize>,
     live: Arc<RoaringBitmap>,
     /// The database row of each slot, ascending.
@@ -54,7 +54,7 @@ pub(crate) struct Snapshot {
     fields: Fields,
     /// Number of deleted documents that `fields` still lists.
     stale: u64,
-    /// Empty where only fields are held.
+    /// Empty if only fields are indexed.
     keyword: KeywordIndex,
     vectors: Option<Vectors>,
 }
@@ -101,7 +101,7 @@ impl Snapshot {
         self.live.len()
     }
 
-    /// How many slots there are, empty ones included.
+    /// Number of slots, including empty ones.
     pub(crate) fn slots(&self) -> usize {
         self.rowids.len()
     }

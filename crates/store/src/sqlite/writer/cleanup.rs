@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use ragstone_core::Metadata;
 use roaring::RoaringTreemap;
-use rusqlite::{OptionalExtension, params};
+use rusqlite::{Connection, OptionalExtension, params};
 
 use super::transaction::{Change, Transaction};
 use crate::error::{Error, Result};
@@ -37,6 +37,9 @@ const SLICE: Duration = Duration::from_millis(10);
 const PAUSE: Duration = Duration::from_millis(10);
 /// Pause after a failure, such as a full disk.
 const RETRY: Duration = Duration::from_secs(2);
+
+/// The version of the schema that brought the tables of deleted rows.
+const FIRST_SCHEMA_WITH_DELETED: i64 = 2;
 
 /// Cleanup that is left to do.
 #[derive(Default)]
@@ -422,4 +425,38 @@ pub(crate) fn deleted_rowids(bytes: &[u8]) -> Result<impl Iterator<Item = i64> +
     let rowids = RoaringTreemap::deserialize_from(bytes)
         .map_err(|_| Error::Damaged("a record of deleted rows cannot be read".into()))?;
     Ok(rowids.into_iter().map(|rowid| rowid as i64))
+}
+
+/// Removes everything that is marked as deleted from a copy of the database, in one go.
+pub(crate) fn purge_deleted(connection: &Connection) -> Result<()> {
+    let schema: i64 = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
+    if schema < FIRST_SCHEMA_WITH_DELETED {
+        return Ok(());
+    }
+    connection.execute_batch("PRAGMA secure_delete = FAST; BEGIN")?;
+    let records = connection
+        .prepare("SELECT collection, rowids FROM deleted_documents")?
+        .query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?
+        .collect::<rusqlite::Result<Vec<(i64, Vec<u8>)>>>()?;
+    let mut delete = connection.prepare("DELETE FROM documents WHERE rowid = ?1")?;
+    for (collection, rowids) in records {
+        let table = vector_table(collection);
+        let mut delete_vector =
+            connection.prepare_cached(&format!("DELETE FROM {table} WHERE rowid = ?1"))?;
+        for rowid in deleted_rowids(&rowids)? {
+            if delete.execute([rowid])? > 0 {
+                delete_vector.execute([rowid])?;
+            }
+        }
+    }
+    let collections = connection
+        .prepare("SELECT id FROM deleted_collections")?
+        .query_map([], |row| row.get(0))?
+        .collect::<rusqlite::Result<Vec<i64>>>()?;
+    for collection in collections {
+        connection.execute("DELETE FROM documents WHERE collection = ?1", [collection])?;
+        connection.execute_batch(&format!("DROP TABLE IF EXISTS {}", vector_table(collection)))?;
+    }
+    connection.execute_batch("DELETE FROM deleted_documents; DELETE FROM deleted_collections; COMMIT")?;
+    Ok(())
 }

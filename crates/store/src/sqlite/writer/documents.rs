@@ -12,10 +12,10 @@ use crate::sqlite::index::Indexed;
 use crate::sqlite::schema::vector_table;
 use crate::sqlite::terms::encode;
 
-/// Documents with all that can be worked out before they reach the writer.
+/// Documents, prepared as far as possible before they reach the writer.
 pub(crate) struct PreparedBatch {
     documents: Vec<PreparedDocument>,
-    /// Every model that made some of the vectors, once.
+    /// The distinct models of the vectors.
     models: Vec<ModelIdentity>,
     dimensions: usize,
     pub(crate) bytes: usize,
@@ -25,7 +25,7 @@ struct PreparedDocument {
     id: DocumentId,
     text: String,
     metadata_json: String,
-    /// Which of the batch's models made the vector.
+    /// The index of the vector's model in the batch.
     model: Option<usize>,
     norm: f32,
     /// Of length one.
@@ -33,7 +33,7 @@ struct PreparedDocument {
     indexed: Indexed,
 }
 
-/// Analyses texts; takes time, and no lock.
+/// Analyses the texts. Takes time, but no lock.
 pub(crate) fn prepare(name: &CollectionName, batch: Vec<ExportedDocument>) -> Result<PreparedBatch> {
     let dimensions = batch.first().map_or(0, |first| first.vector.len());
     let mut bytes = 0;
@@ -128,7 +128,7 @@ impl Transaction<'_> {
             if let Some((rowid, ..)) = old
                 && self.snapshot(row.id)?.slot(rowid).is_none()
             {
-                // It was deleted, and its row not yet reexported.
+                // It was deleted, and its row not yet removed.
                 self.purge_document(row.id, rowid)?;
                 old = None;
             }

@@ -1,10 +1,10 @@
-//! The one writer: a thread that owns the only connection that writes.
+//! The writer: a thread that owns the only connection that writes.
 //!
-//! Writes that wait share a transaction, small ones first, each piece of work in a savepoint of its
-//! own, so that one failing does not spoil the others. The snapshots of the new state are ready before the
-//! commit; they are published right after it, and only then is anybody told that their write is
-//! done. When nothing is queued the thread gives freed pages back to the file system and empties
-//! the write-ahead log, which is where deleted text could otherwise linger.
+//! Queued writes share a transaction, small ones first. Each is a step with its own savepoint, so that
+//! one failing does not affect the others. The snapshots of the new state are built before the commit
+//! and published right after it; only then do callers get their results. Between writes the thread
+//! removes deleted documents, returns free pages to the file system and empties the write-ahead log, so
+//! that no file contains deleted text for long.
 
 mod cleanup;
 mod collections;
@@ -31,13 +31,13 @@ use crate::error::{Error, Result};
 use crate::sqlite::faults::Faults;
 use crate::sqlite::published::Published;
 use cleanup::Cleanup;
-pub(crate) use cleanup::deleted_rowids;
+pub(crate) use cleanup::{deleted_rowids, purge_deleted};
 pub(crate) use documents::prepare;
 use lanes::{Batch, Lanes};
-use log::LogMover;
+use log::Checkpointer;
 pub(crate) use transaction::{Statements, Transaction};
 
-/// How long the queue is empty before the thread tidies up.
+/// How long the queue has to be empty before the thread tidies up.
 const IDLE: Duration = Duration::from_millis(100);
 /// How long written data stays untidied while writes keep coming.
 const MAX_UNTIDY: Duration = Duration::from_secs(10);
@@ -45,12 +45,12 @@ const MAX_UNTIDY: Duration = Duration::from_secs(10);
 const CLOSE_CLEANUP: Duration = Duration::from_secs(5);
 /// About how much a changed row adds to the write-ahead log.
 const BYTES_PER_CHANGE: usize = 4096;
-/// So many writes in one transaction mean that many are on their way. Each transaction costs a few
-/// pages and a flush of the disk whatever it holds, so the next one waits a moment for them.
-const CROWD: usize = 16;
-const GATHERING: Duration = Duration::from_millis(2);
+/// After a transaction of this many writes, the next one waits a moment for more of them, because every
+/// transaction costs a few pages and a sync of the disk.
+const BATCHING_WRITES: usize = 16;
+const BATCH_WINDOW: Duration = Duration::from_millis(2);
 
-/// Tells the caller, once the outcome of the whole transaction is known.
+/// Sends the result to the caller once the whole transaction is committed or rolled back.
 type Finish = Box<dyn FnOnce(Result<(), &Error>) + Send>;
 
 struct Job {
@@ -60,12 +60,12 @@ struct Job {
 
 enum Message {
     Job(Job),
-    /// Tidy up now and tell when it is done.
+    /// Tidies up now.
     Flush(oneshot::Sender<Result<()>>),
     Stop,
 }
 
-/// How much may wait to be written.
+/// Limits of the queue.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct QueueLimits {
     pub(crate) jobs: usize,
@@ -79,7 +79,7 @@ pub(crate) struct Writer {
     stopped: AtomicBool,
 }
 
-/// What waits, and is not yet part of a transaction.
+/// The size of the queue.
 #[derive(Default)]
 struct Queued {
     jobs: AtomicUsize,
@@ -87,8 +87,8 @@ struct Queued {
 }
 
 impl Queued {
-    /// Counts one more job, unless that would be too much. A single one larger than the bound is
-    /// let through when nothing else waits.
+    /// Adds a job, unless that exceeds the limits. A job larger than the limit is accepted by an empty
+    /// queue.
     fn add(&self, bytes: usize, limits: QueueLimits) -> Result<()> {
         let jobs_before = self.jobs.fetch_add(1, Ordering::Relaxed);
         let bytes_before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -120,7 +120,7 @@ impl Writer {
         let log = connection
             .path()
             .map(PathBuf::from)
-            .map(LogMover::start)
+            .map(Checkpointer::start)
             .transpose()?;
         let mut thread = WriterThread {
             log,
@@ -133,7 +133,7 @@ impl Writer {
             record_clock,
             cleanup,
             untidy_since: Some(Instant::now()),
-            crowded: false,
+            batching: false,
         };
         let handle = std::thread::Builder::new()
             .name("ragstone-writer".into())
@@ -148,7 +148,7 @@ impl Writer {
         Ok((writer, handle))
     }
 
-    /// Queues work and waits until it is durable. `bytes` is about what it holds in memory.
+    /// Queues work and waits until it is durable. `bytes` is its approximate size in memory.
     pub(crate) async fn write<T: Send + 'static>(
         &self,
         bytes: usize,
@@ -160,7 +160,7 @@ impl Writer {
             let outcome = transaction.step(statements, work);
             Box::new(move |committed| {
                 let outcome = outcome.and_then(|value| committed.map_err(rolled_back).map(|()| value));
-                // Whoever asked may have gone away; the write is done all the same.
+                // The caller may be gone; the write is done all the same.
                 let _ = answer.send(outcome);
             })
         });
@@ -170,23 +170,23 @@ impl Writer {
             return Err(error);
         }
         answered.await.unwrap_or_else(|_| {
-            // It came after the word to stop, or it panicked.
+            // It was queued after the stop, or it panicked.
             Err(if self.stopped.load(Ordering::Relaxed) {
                 Error::Closed
             } else {
-                Error::Worker("the write was given up".into())
+                Error::Worker("the write was aborted".into())
             })
         })
     }
 
-    /// Waits until freed space and the log are tidied up, as they are when the store is idle.
+    /// Waits until the files contain no deleted data; see [`WriterThread::tidy`].
     pub(crate) async fn flush(&self) -> Result<()> {
         let (answer, answered) = oneshot::channel();
         self.send(Message::Flush(answer))?;
         answered.await.unwrap_or(Err(Error::Closed))
     }
 
-    /// Work accepted so far is still done.
+    /// Stops after the accepted writes.
     pub(crate) fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
         let _ = self.queue.send(Message::Stop);
@@ -205,21 +205,21 @@ fn rolled_back(error: &Error) -> Error {
 }
 
 struct WriterThread {
-    /// Ends before the connection does, whose end tidies up the log for good.
-    log: Option<LogMover>,
+    /// Dropped before the connection, which empties the log when it closes.
+    log: Option<Checkpointer>,
     connection: Connection,
     published: Arc<Published>,
     faults: Faults,
     queued: Arc<Queued>,
     lanes: Lanes<Job>,
-    /// Who waits for everything written so far to be tidied up.
+    /// Callers that wait for a flush.
     flushes: Vec<oneshot::Sender<Result<()>>>,
     record_clock: i64,
     cleanup: Cleanup,
     /// When something was first written after the last tidying.
     untidy_since: Option<Instant>,
-    /// The last transaction was shared by a [`CROWD`].
-    crowded: bool,
+    /// The last transaction had at least [`BATCHING_WRITES`].
+    batching: bool,
 }
 
 impl WriterThread {
@@ -236,15 +236,15 @@ impl WriterThread {
                     Err(RecvTimeoutError::Disconnected) => break,
                 }
             }
-            if self.crowded && !stopping {
-                std::thread::sleep(GATHERING);
+            if self.batching && !stopping {
+                std::thread::sleep(BATCH_WINDOW);
             }
-            // After the word to stop nothing more is accepted.
+            // Nothing is accepted after the stop.
             while !stopping && let Ok(message) = messages.try_recv() {
                 stopping |= self.take_in(message);
             }
             let batch = self.lanes.next(Instant::now());
-            self.crowded = batch.jobs.len() >= CROWD;
+            self.batching = batch.jobs.len() >= BATCHING_WRITES;
             self.write(batch);
             self.keep_up();
             if self.lanes.is_empty() {
@@ -277,8 +277,7 @@ impl WriterThread {
         }
     }
 
-    /// Does a little of what idle time is used for while writes keep coming: cleanup, and, after a
-    /// while, tidying.
+    /// Does a little of the cleanup while writes keep coming, and tidies after a while.
     fn keep_up(&mut self) {
         if self.cleanup.is_due() {
             self.clean_slice();
@@ -320,7 +319,7 @@ impl WriterThread {
         Ok(())
     }
 
-    /// Puts a message where it belongs, and returns whether it was the word to stop.
+    /// Takes a message, and returns whether it was the stop.
     fn take_in(&mut self, message: Message) -> bool {
         match message {
             Message::Job(job) => self.lanes.push(job.bytes, job, Instant::now()),
@@ -334,12 +333,12 @@ impl WriterThread {
         if batch.jobs.is_empty() {
             return;
         }
-        // Before anybody is told that their write is done: whoever then writes again must not be
-        // refused because of it.
+        // Before callers get their results, so that their next write is not refused because of this
+        // one.
         self.queued.remove(batch.jobs.len(), batch.bytes);
         let bytes = batch.bytes;
-        // A panic is a bug, but not one that should end all writing: the transaction is rolled
-        // back as it unwinds, nothing of it is published, and its callers are told.
+        // A panic is a bug, but it must not end all writing. The transaction is rolled back as it
+        // unwinds, nothing of it is published, and its callers get an error.
         let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| self.commit(batch.jobs)));
         if outcome.is_err() {
             tracing::error!("a write panicked; its transaction was rolled back");
@@ -385,7 +384,7 @@ impl WriterThread {
         }
     }
 
-    /// A little of the tidying; more follows while the store stays idle.
+    /// Does a part of the tidying: returns some free pages, or empties the log.
     fn tidy_slice(&mut self) {
         const PAGES: i64 = 4096;
         let outcome = self
@@ -401,7 +400,7 @@ impl WriterThread {
         }
     }
 
-    /// Removes deleted documents from the files, until `deadline` if there is one.
+    /// Removes deleted documents until the deadline, returns all free pages, and empties the log.
     fn tidy(&mut self, deadline: Option<Instant>) -> Result<()> {
         while self.cleanup.is_pending() {
             if deadline.is_some_and(|deadline| Instant::now() > deadline) {
@@ -411,7 +410,7 @@ impl WriterThread {
             self.clean()?;
         }
         self.vacuum(i64::from(i32::MAX))?;
-        // A reader may hold on to the log for a moment.
+        // A reader may use the log for a moment.
         for _ in 0..100 {
             if self.empty_log()? {
                 self.untidy_since = None;
@@ -422,7 +421,7 @@ impl WriterThread {
         Err(Error::LogInUse)
     }
 
-    /// Gives up to so many free pages back, and returns how many are left.
+    /// Returns up to this many free pages to the file system. Returns how many are left.
     fn vacuum(&self, pages: i64) -> Result<i64> {
         let free = |connection: &Connection| -> Result<i64> {
             Ok(connection.query_row("PRAGMA freelist_count", [], |row| row.get(0))?)
@@ -440,7 +439,7 @@ impl WriterThread {
         free(&self.connection)
     }
 
-    /// Moves the log into the database and cuts it to nothing; `false` if a reader still needs it.
+    /// Checkpoints and truncates the log. Returns `false` if a reader still uses it.
     fn empty_log(&self) -> Result<bool> {
         let busy: i64 = self
             .connection

@@ -53,7 +53,7 @@ pub(crate) enum Statements {
     Many,
 }
 
-/// A collection as its row has it.
+/// The row of a collection.
 pub(crate) struct CollectionRow {
     pub(crate) id: i64,
     pub(crate) metadata: String,
@@ -131,7 +131,7 @@ impl<'a> Transaction<'a> {
         self
     }
 
-    /// Runs one piece of work: all of it happens, or nothing.
+    /// Runs one step atomically.
     pub(super) fn step<T>(
         &mut self,
         statements: Statements,
@@ -225,7 +225,7 @@ impl<'a> Transaction<'a> {
         Ok(snapshot)
     }
 
-    /// Fails here when a test has asked for it.
+    /// Fails if a test has armed this point.
     pub(super) fn fault(&self, point: FaultPoint) -> Result<()> {
         self.faults.check(point)
     }
