@@ -1,6 +1,9 @@
 //! The store in process: insert rate, load time, memory, and the time and recall of searches.
 //!
-//! `cargo bench -p ragstone-store --bench search -- [--documents N] [--vectors FILE] [--keep DIR] [--open]`
+//! `cargo bench -p ragstone-store --bench search -- [--documents N] [--vectors FILE] [--keep DIR] [--open] [--bulk]`
+//!
+//! `--bulk` measures large writes instead of searches: how long each takes, and how long a small write
+//! to another collection waits at most meanwhile.
 //!
 //! `FILE` holds little-endian floats, 384 per vector; without it vectors are random, in clusters.
 
@@ -9,10 +12,12 @@
 mod data;
 
 use std::collections::HashSet;
+use std::pin::Pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use data::{DIMENSIONS, Noise, Source, batch, word};
-use ragstone_core::storage::{Page, Storage, StorageQuery};
+use ragstone_core::storage::{Page, Selection, Storage, StorageQuery};
 use ragstone_core::{CollectionName, Filter, Metadata};
 use ragstone_store::{SqliteStore, StoreOptions};
 use serde_json::json;
@@ -27,6 +32,7 @@ struct Arguments {
     keep: Option<String>,
     /// Measure nothing but opening what an earlier run kept.
     open: bool,
+    bulk: bool,
 }
 
 fn arguments() -> Arguments {
@@ -42,6 +48,7 @@ fn arguments() -> Arguments {
         vectors: after("--vectors"),
         keep: after("--keep"),
         open: given.iter().any(|a| a == "--open"),
+        bulk: given.iter().any(|a| a == "--bulk"),
     }
 }
 
@@ -83,6 +90,10 @@ async fn main() {
         start.elapsed(),
         store.health().await.unwrap().storage_bytes >> 20
     );
+    if arguments.bulk {
+        bulk(Arc::new(store), &collection, &vectors).await;
+        return;
+    }
     store.close().await.unwrap();
     drop(store);
 
@@ -117,6 +128,70 @@ async fn main() {
         start.elapsed(),
         store.health().await.unwrap().storage_bytes >> 20
     );
+}
+
+async fn bulk(store: Arc<SqliteStore>, collection: &CollectionName, vectors: &[Vec<f32>]) {
+    let other = CollectionName::parse("other").unwrap();
+    store.create_collection(&other, Metadata::new()).await.unwrap();
+    let small = batch(0, 1, &vectors[..1]);
+    let run = async |name: &str, write: Pin<Box<dyn Future<Output = u64> + Send>>| {
+        let writing = tokio::spawn(write);
+        let (start, mut waits) = (Instant::now(), Vec::new());
+        let mut spent = None;
+        // Goes on until deleted documents are removed, as far as that can be seen from here.
+        while spent.is_none() || start.elapsed() < 4 * spent.unwrap_or_default() + Duration::from_secs(2) {
+            let sent = Instant::now();
+            store.upsert(&other, small.clone()).await.unwrap();
+            waits.push(sent.elapsed());
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            if writing.is_finished() && spent.is_none() {
+                spent = Some(start.elapsed());
+            }
+        }
+        let count = writing.await.unwrap();
+        let flushed = Instant::now();
+        store.flush().await.unwrap();
+        println!(
+            "{name} {count} in {:.3?}; a small write waited {} max {:.1?}; flush {:.3?}, {} MB",
+            spent.unwrap_or_default(),
+            summary(waits.clone()),
+            waits.iter().max().unwrap(),
+            flushed.elapsed(),
+            store.health().await.unwrap().storage_bytes >> 20
+        );
+    };
+    let replaced = vectors.len() / 10;
+    run("replaced", {
+        let (store, collection) = (store.clone(), collection.clone());
+        let documents = batch(0, replaced, &vectors[..replaced]).documents;
+        Box::pin(async move {
+            for part in documents.chunks(1000) {
+                let (documents, model) = (part.to_vec(), None);
+                let batch = ragstone_core::storage::DocumentBatch { documents, model };
+                store.upsert(&collection, batch).await.unwrap();
+            }
+            documents.len() as u64
+        })
+    })
+    .await;
+    for selection in [
+        Selection::Matching(Filter::parse(&json!({"half": 0})).unwrap()),
+        Selection::Ids(
+            (0..vectors.len() / 2)
+                .map(|n| ragstone_core::DocumentId::parse(format!("document-{n}")).unwrap())
+                .collect(),
+        ),
+    ] {
+        let (store, collection) = (store.clone(), collection.clone());
+        let delete = async move { store.delete_documents(&collection, selection).await.unwrap() };
+        run("deleted", Box::pin(delete)).await;
+    }
+    let (emptied, collection) = (store.clone(), collection.clone());
+    run(
+        "emptied",
+        Box::pin(async move { emptied.empty(&collection).await.unwrap() }),
+    )
+    .await;
 }
 
 fn open(directory: &std::path::Path) -> SqliteStore {

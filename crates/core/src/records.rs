@@ -1,28 +1,28 @@
-//! Small durable records: what is not a document but must survive with them.
+//! Small durable records beside the documents.
 //!
-//! The embedding ledger, agent memory, jobs and conversations all need the same few things: to be
-//! written atomically, read by key or by group, and, where work is waiting on them, to be taken by
-//! exactly one worker at a time, also when several processes share a store. This is that mechanism,
-//! once. What the bytes of a record mean is its owner's business.
+//! The embedding ledger, agent memory, jobs and conversations share this interface. Records are
+//! written atomically and read by key or by group. A record may have a time to run at; workers claim
+//! such records, and every record goes to one worker at a time even when several processes share a
+//! store. The owner of a record defines the meaning of its bytes.
 
 use async_trait::async_trait;
 
 use crate::storage::StorageError;
 
-/// Milliseconds since the Unix epoch, always passed in by the caller.
+/// Milliseconds since the Unix epoch. The caller always passes the current time.
 pub type Millis = i64;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
     pub key: String,
-    /// A second way to find it, such as a session; empty where there is none.
+    /// A second way to find the record, such as a session. Empty if there is none.
     pub group: String,
     pub value: Vec<u8>,
-    /// Grows with every write of this record; a record that is deleted and written again does not
+    /// Grows with every write of this record. A record that is deleted and written again does not
     /// get an old version back.
     pub version: u64,
-    /// When work on it is due; `None` when nothing is left to do.
-    pub due: Option<Millis>,
+    /// Time of the next work on the record; `None` if there is none.
+    pub run_at: Option<Millis>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub enum RecordChange {
         key: String,
         group: String,
         value: Vec<u8>,
-        due: Option<Millis>,
+        run_at: Option<Millis>,
         expect: Expect,
     },
     Delete {
@@ -42,7 +42,7 @@ pub enum RecordChange {
     },
 }
 
-/// What must hold of the stored record for a change to be made.
+/// The condition on the stored record for a change to be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expect {
     Anything,
@@ -52,13 +52,13 @@ pub enum Expect {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Applied {
-    /// The version the record has now; of a deleted one, the version it had.
+    /// The new version of the record, or the last version of a deleted one.
     Done { version: u64 },
-    /// What was expected did not hold, or there was nothing to delete. Nothing was changed.
+    /// The condition did not hold, or there was nothing to delete. Nothing was changed.
     Skipped,
 }
 
-/// Which records of a kind to list, in the order of their keys.
+/// The records of a kind to list, in the order of their keys.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RecordRange {
     pub group: Option<String>,
@@ -72,31 +72,34 @@ pub struct RecordRange {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RecordCounts {
     pub total: u64,
-    /// Of these, how many wait for work, now or later.
-    pub due: u64,
+    /// Records with a time to run at, whether it has come or not.
+    pub waiting: u64,
 }
 
-/// Callers rely on this: `apply` is durable and visible when it returns, and its changes are made
-/// in one transaction, in order; a change that is [`Applied::Skipped`] does not stop the others.
+/// Durable storage of records.
+///
+/// When `apply` returns, its changes are durable and visible. They are made in one transaction, in
+/// order. A change that is [`Applied::Skipped`] does not stop the others.
 #[async_trait]
 pub trait Records: Send + Sync {
-    /// One answer per change, in their order.
+    /// Returns one answer per change, in order.
     async fn apply(&self, changes: Vec<RecordChange>) -> Result<Vec<Applied>, StorageError>;
 
-    /// Those of the keys that exist, in no particular order.
+    /// The records that exist among these keys, in no particular order.
     async fn get(&self, kind: &str, keys: &[String]) -> Result<Vec<Record>, StorageError>;
 
     async fn list(&self, kind: &str, range: RecordRange) -> Result<Vec<Record>, StorageError>;
 
     async fn counts(&self, kind: &str) -> Result<RecordCounts, StorageError>;
 
-    /// Up to `limit` records that are due at `now`, the longest due first, and left as they are: for
-    /// an owner that nobody shares the store with, and that remembers what it works on.
-    async fn due(&self, kind: &str, limit: usize, now: Millis) -> Result<Vec<Record>, StorageError>;
+    /// Up to `limit` records whose time to run has come at `now`, the earliest first, without claiming
+    /// them. For an owner that is alone with the store and keeps track of its work in flight.
+    async fn ready(&self, kind: &str, limit: usize, now: Millis) -> Result<Vec<Record>, StorageError>;
 
-    /// Takes up to `limit` records that are due at `now`, the longest due first, and makes each due
-    /// again at `lease_until`: until then nobody else gets it. Whoever finishes the work puts the
-    /// record with the version it was given, so that a record changed meanwhile stays due.
+    /// Claims up to `limit` records whose time to run has come at `now`, the earliest first, by moving
+    /// the time of each to `lease_until`. Until then nobody else gets it. A worker finishes by writing
+    /// the record with the version it was given; if the record was changed meanwhile, this is skipped
+    /// and the record runs again.
     async fn claim(
         &self,
         kind: &str,

@@ -1,4 +1,4 @@
-//! What can go wrong in a store.
+//! Errors of the stores.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,18 +17,18 @@ pub enum Error {
     #[error("cannot use {path}: {reason}")]
     Directory { path: PathBuf, reason: std::io::Error },
     #[error(
-        "the database has schema {found}, written by a newer Ragstone; this one knows schemas up to {known}"
+        "the database has schema {found}, written by a newer Ragstone; this version supports schemas up to {known}"
     )]
     NewerSchema { found: i64, known: i64 },
     #[error("{path} cannot be written: {source}")]
     Backup { path: PathBuf, source: std::io::Error },
     #[error("{path} cannot be written as a backup: {reason}")]
     BackupPlace { path: PathBuf, reason: String },
-    #[error("there is no database in {0} to back up")]
+    #[error("no database to back up in {0}")]
     NothingToBackUp(PathBuf),
     #[error("{path} is not a backup that can be restored: {reason}")]
     NotABackup { path: PathBuf, reason: String },
-    #[error("{0} holds data; say --force to replace it with the backup")]
+    #[error("{0} contains data; use --force to replace it with the backup")]
     NotEmpty(PathBuf),
     #[error("the database is damaged: {0}")]
     Damaged(String),
@@ -48,15 +48,15 @@ pub enum Error {
     Closed,
     #[error("the disk is full")]
     DiskFull,
-    #[error("a long read still needs the write-ahead log")]
+    #[error("a long read is still using the write-ahead log")]
     LogInUse,
     #[error("the write was rolled back: {0}")]
     RolledBack(String),
-    #[error("a worker of the store stopped: {0}")]
+    #[error("a worker thread of the store stopped: {0}")]
     Worker(String),
     #[error(transparent)]
     Sqlite(rusqlite::Error),
-    #[error("the database's address is not usable: {0}")]
+    #[error("invalid database URL: {0}")]
     DatabaseUrl(String),
     #[error(
         "the database lacks the extension pgvector, or its user may not create or use it: install pgvector, then run \
@@ -64,12 +64,12 @@ pub enum Error {
     )]
     NoVectorExtension(#[source] Option<Box<Error>>),
     #[error(
-        "the database stores text as {0}, which has not all characters: make one with CREATE DATABASE ... \
+        "the database encoding is {0}, which cannot store all characters: create one with CREATE DATABASE ... \
          ENCODING 'UTF8' TEMPLATE template0"
     )]
     DatabaseEncoding(String),
     #[error(
-        "the database's user {user} may not make and drop tables in the schema 'ragstone': use its owner, or run \
+        "the database user {user} may not create and drop tables in the schema 'ragstone': use its owner, or run \
          GRANT {owner} TO {user}"
     )]
     MissingRights { user: String, owner: String },
@@ -88,7 +88,6 @@ pub enum Error {
         shorten(.0.as_str())
     )]
     TooManyWords(DocumentId),
-    /// The driver's own error is part of the message.
     #[error("{}", with_reason(.0))]
     Postgres(tokio_postgres::Error),
     #[error("stored metadata cannot be read")]
@@ -135,8 +134,8 @@ impl From<PoolError> for Error {
     }
 }
 
-/// Connections that break or are refused, and a server that starts, stops, or has no room. One that does
-/// not take the password any more, or not know the database, may do so again.
+/// Whether a connection broke or was refused, or the server is starting, stopping or out of resources. A
+/// rejected password or an unknown database counts too, because both may be temporary.
 fn is_unreachable(error: &tokio_postgres::Error) -> bool {
     match error.code() {
         None => {
@@ -160,7 +159,7 @@ fn is_unreachable(error: &tokio_postgres::Error) -> bool {
     }
 }
 
-/// What the server said, or else what the driver did and what went wrong; neither names a password.
+/// The message of the server, or that of the driver with its cause. Neither contains a password.
 fn with_reason(error: &tokio_postgres::Error) -> String {
     if let Some(said) = error.as_db_error() {
         return said.message().to_owned();
@@ -172,8 +171,8 @@ fn with_reason(error: &tokio_postgres::Error) -> String {
 }
 
 impl Error {
-    /// Two transactions got in each other's way, and this one was undone: deadlocks, and a table
-    /// that was let go of while it was about to be read.
+    /// Whether a transaction was rolled back because it conflicted with another one: a deadlock, or a
+    /// table that was dropped before it was read.
     pub(crate) fn is_conflict(&self) -> bool {
         let error = match self {
             Self::Conflict => return true,
@@ -211,7 +210,10 @@ impl From<Error> for StorageError {
             },
             Error::QueueFull => later("The store has too many writes waiting; try again soon", 1),
             Error::Closed => later("The store is shutting down", 5),
-            Error::LogInUse => later("A long read still needs the write-ahead log; try again soon", 1),
+            Error::LogInUse => later(
+                "A long read is still using the write-ahead log; try again soon",
+                1,
+            ),
             Error::DiskFull => later("The disk that holds the data directory is full", 30),
             Error::Conflict => later("The collection is being replaced; try again soon", 1),
             Error::DatabaseBusy => later("All connections to the database are busy; try again soon", 1),

@@ -1,4 +1,4 @@
-//! How values are written so that Postgres can hold and compare them as we do.
+//! Encoding of values, so that Postgres stores and compares them as the embedded store does.
 
 use std::borrow::Cow;
 
@@ -9,9 +9,10 @@ use serde_json::{Map, Value};
 
 use crate::error::Result;
 
-/// Postgres has no text with U+0000 in it. That character and the three after it, which the escape
-/// is made of, become three characters each. Equality, order and what is part of what stay as they
-/// were: the lead `\u{1}` begins nothing but an escape, and no unescaped text has any of the three.
+/// Escapes U+0000, which Postgres text cannot contain, and the three characters that follow it, of
+/// which escapes are made. Each becomes three characters. Equality, order and containment are
+/// preserved: `\u{1}` only occurs at the start of an escape, and no other text contains any of the
+/// three.
 pub(super) fn escape(text: &str) -> Cow<'_, str> {
     if text.bytes().all(|byte| byte > 3) {
         return Cow::Borrowed(text);
@@ -56,12 +57,12 @@ pub(super) fn scalars_key(field: &str) -> String {
     format!("={}", escape(field))
 }
 
-/// The key that a field has beside [`scalars_key`] if it is a list.
+/// The second key of a field that is a list.
 pub(super) fn list_key(field: &str) -> String {
     format!("[{}", escape(field))
 }
 
-/// The JSON of a scalar, the same for all that are equal.
+/// The JSON of a scalar; equal scalars have the same.
 pub(super) fn scalar_json(scalar: &Scalar) -> Value {
     match scalar {
         Scalar::Text(text) => Value::String(escape(text).into_owned()),
@@ -69,8 +70,8 @@ pub(super) fn scalar_json(scalar: &Scalar) -> Value {
     }
 }
 
-/// What a filter can see of metadata: for every field the list of its scalars, whether it is a list
-/// or not, so that one containment answers "equal to, or has as an element".
+/// The part of metadata that filters use: for every field the list of its scalars, even if it is not a
+/// list, so that one containment test covers "equals" and "has as an element".
 pub(super) fn fields(metadata: &Metadata) -> String {
     let mut fields = Map::with_capacity(metadata.len());
     for (name, value) in metadata {
@@ -95,7 +96,7 @@ fn scalars(values: &[Value]) -> Value {
         .collect()
 }
 
-/// Back from an element of [`fields`].
+/// Decodes an element of [`fields`].
 pub(super) fn read_scalar(json: &str) -> Result<Option<Scalar>> {
     Ok(match serde_json::from_str(json)? {
         Value::String(text) => Some(Scalar::Text(unescape(text).into())),
@@ -103,7 +104,7 @@ pub(super) fn read_scalar(json: &str) -> Result<Option<Scalar>> {
     })
 }
 
-/// The most bytes of words and counts in one document.
+/// Maximum size of the words and counts of one document.
 const MAX_TERMS_BYTES: usize = (1 << 20) - 1;
 /// Postgres keeps at most 255 positions of a word, each with one of four labels. So a count is written
 /// in units: a position stands for 1, 64, 4,096 or 262,144 occurrences by its label, and no count has
@@ -111,19 +112,19 @@ const MAX_TERMS_BYTES: usize = (1 << 20) - 1;
 const UNIT_BITS: u32 = 6;
 const LABELS: [&str; 4] = ["", "C", "B", "A"];
 const MAX_COUNT: u32 = (1 << (UNIT_BITS * LABELS.len() as u32)) - 1;
-/// What positions weigh, by label from the smallest unit: parts of the largest, because no weight may be
-/// above one. All are powers of two and no count has more than 24 bits, so sums are exact.
+/// Weights of positions by label, from the smallest unit, as parts of the largest, because no weight may
+/// exceed one. All are powers of two and no count has more than 24 bits, so sums are exact.
 pub(super) const COUNT_WEIGHTS: &str = "{3.814697265625e-06,0.000244140625,0.015625,1}";
 pub(super) const LARGEST_UNIT: u32 = 1 << (UNIT_BITS * 3);
 
-/// How many positions of each label a count has, from the smallest unit.
+/// The number of positions of each label in a count, from the smallest unit.
 fn units(count: u32) -> [u32; LABELS.len()] {
     std::array::from_fn(|label| (count >> (UNIT_BITS * label as u32)) & ((1 << UNIT_BITS) - 1))
 }
 
-/// A document's words as a `tsvector`, each with positions that tell how often it occurs. In a text of
-/// very many different words the counts are cut, so that all the words stay findable; `None` where even
-/// that is more than Postgres can index.
+/// A document's words as a `tsvector`, with positions that encode their counts. For a text of very many
+/// different words the counts are reduced, so that all words can still be found. `None` if even that
+/// exceeds what Postgres can index.
 pub(super) fn tsvector(terms: &TermCounts) -> Option<String> {
     let size = |most: u32| -> usize {
         let of_word = |(word, count): (&String, &u32)| {

@@ -1,4 +1,4 @@
-//! Looking at a database without changing it.
+//! Inspects a database without changing it.
 
 use std::fmt;
 use std::time::Duration;
@@ -17,11 +17,11 @@ pub struct PostgresInspection {
     pub server: String,
     /// The version of pgvector that is, or would be, installed.
     pub pgvector: String,
-    /// How many migrations have been applied; 0 of a database that was never used.
+    /// Number of applied migrations; 0 for an unused database.
     pub schema: i64,
-    /// How many this program knows.
+    /// Number of migrations that this version knows.
     pub known_schema: i64,
-    /// Where the schema is the one that this program knows.
+    /// Empty if the schema is of another version.
     pub collections: Vec<InspectedCollection>,
 }
 
@@ -43,7 +43,7 @@ impl fmt::Display for PostgresInspection {
     }
 }
 
-/// Says what is there, or why it cannot be used.
+/// Describes the database, or returns why it cannot be used.
 pub async fn inspect_postgres(url: &PostgresUrl) -> Result<PostgresInspection> {
     let size = PoolSize {
         connections: 1,

@@ -1,5 +1,5 @@
-//! What is done behind the scenes, by whichever process gets to it first: building the index of a
-//! collection that has become large, and dropping the tables that were let go of.
+//! Background work, done by one of the processes: building the indexes of large collections, and
+//! dropping discarded tables.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use super::pool::Pool;
 use super::schema::table;
 use crate::error::{Error, Result};
 
-/// What a collection that is still being filled grows by from one look to the next.
-const STILL_FILLING: f64 = 0.02;
-/// Beside the number of the table, what the builders of one index agree on.
+/// Growth between two checks, as a share, from which on a collection counts as being filled.
+const MIN_GROWTH: f64 = 0.02;
+/// First key of the advisory lock for building an index. The second is the number of the table.
 const BUILD_LOCK: i32 = 0x7261_6773;
 
-/// Vectors as an index has them: numbers of half the size, so that it is half as large and sooner built.
-/// The exact order is restored from the full ones.
+/// Half-precision vectors, as the index stores them. The index is half as large and faster to build;
+/// the exact order is computed from the full vectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct HalfPrecision {
     dimensions: usize,
@@ -28,7 +28,7 @@ pub(super) struct HalfPrecision {
 impl HalfPrecision {
     const WIDEST: usize = 4000;
 
-    /// `None` for vectors that are too wide for an index, and always searched as a whole.
+    /// `None` for vectors that are too wide for an index.
     pub(super) fn of(dimensions: usize) -> Option<Self> {
         (dimensions <= Self::WIDEST).then_some(Self { dimensions })
     }
@@ -40,10 +40,10 @@ impl HalfPrecision {
 
 pub(super) struct Maintenance {
     pool: Pool,
-    /// Set off when a table was let go of.
+    /// Notified when a table was discarded.
     wake: Arc<Notify>,
     thresholds: PostgresThresholds,
-    /// How many documents each collection had at the last look, by the number of its table.
+    /// Number of documents of each collection at the last check, by the number of its table.
     sizes: HashMap<i64, u64>,
 }
 
@@ -58,19 +58,19 @@ impl Maintenance {
     }
 
     pub(super) async fn run(mut self) {
-        let mut look = tokio::time::interval(self.thresholds.settle);
-        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut checks = tokio::time::interval(self.thresholds.settle);
+        checks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 () = self.wake.notified() => {}
-                _ = look.tick() => {
+                _ = checks.tick() => {
                     if let Err(error) = self.build_one().await {
-                        tracing::warn!(%error, "an index cannot be built; trying again");
+                        tracing::warn!(%error, "could not build an index; retrying");
                     }
                 }
             }
             if let Err(error) = self.drop_discarded().await {
-                tracing::debug!(%error, "tables that were let go of cannot be dropped yet");
+                tracing::debug!(%error, "could not drop discarded tables yet");
             }
         }
     }
@@ -82,7 +82,7 @@ impl Maintenance {
             .await?;
         for row in rows {
             let relation: i64 = row.try_get(0)?;
-            // Long reads are not waited for: it goes the next time.
+            // Does not wait for long reads; the next run tries again.
             let dropped = client
                 .batch_execute(&format!(
                     "BEGIN;
@@ -126,7 +126,7 @@ impl Maintenance {
             );
             let before = self.sizes.get(&relation).copied();
             let settled = before
-                .is_some_and(|before| documents.abs_diff(before) as f64 <= STILL_FILLING * documents as f64);
+                .is_some_and(|before| documents.abs_diff(before) as f64 <= MIN_GROWTH * documents as f64);
             if let Some(vectors) = HalfPrecision::of(dimensions).filter(|_| settled && ready.is_none()) {
                 ready = Some((relation, vectors));
             }
@@ -140,10 +140,10 @@ impl Maintenance {
     }
 }
 
-/// Only one process builds a given index; the others go on. The lock belongs to the connection, so
-/// it is gone with a process that dies, and what that has left half-built is built anew.
+/// Builds an index unless another process is building it. The lock belongs to the connection, so it
+/// ends with a process that dies, and the next one builds the index anew.
 async fn build(client: Object, relation: i64, vectors: HalfPrecision) -> Result<()> {
-    // Never given back to the pool: the settings and the lock end with the connection.
+    // Does not return to the pool: the settings and the lock end with the connection.
     let client = Object::take(client);
     let number = i32::try_from(relation % i64::from(i32::MAX)).unwrap_or_default();
     let locked = client
@@ -171,7 +171,7 @@ async fn build(client: Object, relation: i64, vectors: HalfPrecision) -> Result<
         Err(error) if error.code() == Some(&SqlState::UNDEFINED_TABLE) => Ok(()),
         Err(error) => Err(Error::from(error)),
         Ok(()) => {
-            // The index that earlier versions made, of numbers of full size.
+            // The index of earlier versions, with full-precision numbers.
             client
                 .batch_execute(&format!(
                     "DROP INDEX CONCURRENTLY IF EXISTS ragstone.nearest_{relation}"

@@ -1,8 +1,9 @@
 //! The store in Postgres with pgvector, for several processes over one database.
 //!
-//! Nothing is kept in this process: what one process has written, every other sees. A read is one
-//! transaction that sees one state; a write holds the row of its collection. When the database
-//! cannot be reached or does not answer in time, calls say so, and succeed again once it is back.
+//! No state is kept in this process, so every process sees what any of them has written. A read is one
+//! transaction that sees one state; a write locks the row of its collection. While the database cannot
+//! be reached or does not answer in time, calls fail with a clear error; they succeed again once it is
+//! back.
 
 mod circuit_breaker;
 mod encode;
@@ -46,34 +47,34 @@ use records::Claim;
 use search::Searcher;
 use stats_cache::StatsCache;
 
-/// The longest that a call takes, whatever happens to the database. Writes wait for each other, and
-/// large ones take their time.
+/// Timeouts of calls. Writes wait for each other, and large ones take longer.
 const READ_DEADLINE: Duration = Duration::from_secs(15);
 const WRITE_DEADLINE: Duration = Duration::from_secs(60);
-/// Who asks whether the database answers does not want to wait for it.
+/// Timeout of a health check.
 const PROBE_DEADLINE: Duration = Duration::from_secs(2);
-/// How often a call is made again that ran into another one.
+/// Number of attempts of a call that conflicts with others.
 const ATTEMPTS: u32 = 6;
 
 #[derive(Debug, Clone)]
 pub struct PostgresOptions {
-    /// How many connections read at once. They are apart from those that write, so that writers
-    /// that wait for each other do not keep readers waiting.
+    /// Number of connections that read. Writers have their own, so that writers that wait for each
+    /// other do not block readers.
     pub readers: usize,
     pub writers: usize,
     pub thresholds: PostgresThresholds,
 }
 
-/// How many documents make a difference to how they are searched.
+/// Sizes that decide how a collection is searched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PostgresThresholds {
-    /// A collection of fewer documents has no index: to look at all of them takes a few milliseconds.
+    /// Size from which a collection gets an index. Comparing all documents of a smaller one takes a few
+    /// milliseconds.
     pub index_from: u64,
-    /// Up to so many documents that match a filter are all looked at. A walk through the index would
-    /// have to pass over too many others, and might miss some.
+    /// Up to this many documents that match a filter are all compared. Walking the index would pass
+    /// too many others, and might miss some.
     pub exact_up_to: u64,
-    /// A collection that still grows from one look to the next, this far apart, is not indexed yet:
-    /// it is filled several times as fast without an index.
+    /// Interval between checks of a collection's size. One that has grown since the last check gets no
+    /// index yet, because it fills several times as fast without one.
     pub settle: Duration,
 }
 
@@ -102,7 +103,7 @@ pub struct PostgresStore {
 }
 
 impl PostgresStore {
-    /// Connects, and brings the schema up to date if no other process has.
+    /// Connects, and migrates the schema unless another process has.
     pub async fn open(url: &PostgresUrl, options: PostgresOptions) -> Result<Self> {
         let size = |connections: usize, wait, statement| PoolSize {
             connections: connections.max(1),
@@ -111,7 +112,7 @@ impl PostgresStore {
         };
         let readers = pool::pool(url, &size(options.readers, 5, READ_DEADLINE))?;
         let writers = pool::pool(url, &size(options.writers, 15, WRITE_DEADLINE))?;
-        within(WRITE_DEADLINE, again(|| schema::migrate(&writers))).await?;
+        within(WRITE_DEADLINE, retry(|| schema::migrate(&writers))).await?;
         let discarded = Arc::new(Notify::new());
         let background = pool::pool(url, &size(1, 5, READ_DEADLINE))?;
         let maintenance =
@@ -143,14 +144,14 @@ impl PostgresStore {
         &self,
         attempt: impl Fn() -> F,
     ) -> Result<T, StorageError> {
-        Ok(self.breaker.guard(within(READ_DEADLINE, again(attempt))).await?)
+        Ok(self.breaker.guard(within(READ_DEADLINE, retry(attempt))).await?)
     }
 
     async fn write<T, F: Future<Output = Result<T>>>(
         &self,
         attempt: impl Fn() -> F,
     ) -> Result<T, StorageError> {
-        Ok(self.breaker.guard(within(WRITE_DEADLINE, again(attempt))).await?)
+        Ok(self.breaker.guard(within(WRITE_DEADLINE, retry(attempt))).await?)
     }
 
     async fn write_documents(
@@ -182,12 +183,12 @@ async fn within<T>(deadline: Duration, work: impl Future<Output = Result<T>>) ->
         .unwrap_or(Err(Error::DatabaseTimeout))
 }
 
-/// Makes a call again that another one got in the way of: nothing of it has happened.
-async fn again<T, F: Future<Output = Result<T>>>(attempt: impl Fn() -> F) -> Result<T> {
+/// Retries a call that was rolled back because it conflicted with another one.
+async fn retry<T, F: Future<Output = Result<T>>>(attempt: impl Fn() -> F) -> Result<T> {
     for attempts in 1..ATTEMPTS {
         match attempt().await {
             Err(error) if error.is_conflict() => {
-                tracing::debug!(%error, attempts, "a statement ran into another one");
+                tracing::debug!(%error, attempts, "a transaction was rolled back; retrying");
                 tokio::time::sleep(Duration::from_millis(5) * attempts).await;
             }
             outcome => return outcome,
@@ -360,8 +361,9 @@ impl Records for PostgresStore {
         self.read(|| records::counts(&self.readers, kind)).await
     }
 
-    async fn due(&self, kind: &str, limit: usize, now: Millis) -> Result<Vec<Record>, StorageError> {
-        self.read(|| records::due(&self.readers, kind, limit, now)).await
+    async fn ready(&self, kind: &str, limit: usize, now: Millis) -> Result<Vec<Record>, StorageError> {
+        self.read(|| records::ready(&self.readers, kind, limit, now))
+            .await
     }
 
     async fn claim(

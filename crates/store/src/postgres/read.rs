@@ -1,4 +1,4 @@
-//! Reading collections and documents.
+//! Reads of collections and documents.
 
 use std::collections::BTreeSet;
 

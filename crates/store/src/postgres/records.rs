@@ -11,7 +11,7 @@ use super::statement::Statement;
 use crate::error::{Error, Result};
 
 const COLUMNS: &str = "key, grp, value, version, due";
-/// How many changes are on their way at once. They are sent, and so made, in their order.
+/// Number of changes in flight. They are sent, and so made, in order.
 const PIPELINE: usize = 32;
 
 fn read_record(row: &Row) -> Result<Record> {
@@ -20,7 +20,7 @@ fn read_record(row: &Row) -> Result<Record> {
         group: unescape(row.try_get(1)?),
         value: row.try_get(2)?,
         version: row.try_get::<_, i64>(3)?.unsigned_abs(),
-        due: row.try_get(4)?,
+        run_at: row.try_get(4)?,
     })
 }
 
@@ -49,8 +49,8 @@ async fn apply_one(session: &Session, statement: Option<Statement>) -> Result<Ap
     }
 }
 
-/// A statement that returns the version if the change was made. `None` when it cannot be: what is
-/// absent cannot be deleted.
+/// A statement that returns the version if the change was made. `None` for deleting an absent record,
+/// which never happens.
 fn change_statement(change: &RecordChange) -> Option<Statement> {
     let mut statement = Statement::default();
     match change {
@@ -59,24 +59,24 @@ fn change_statement(change: &RecordChange) -> Option<Statement> {
             key,
             group,
             value,
-            due,
+            run_at,
             expect,
         } => {
             let kind = statement.remember(escape(kind).into_owned(), Type::TEXT);
             let key = statement.remember(escape(key).into_owned(), Type::TEXT);
             let group = statement.remember(escape(group).into_owned(), Type::TEXT);
             let value = statement.remember(value.clone(), Type::BYTEA);
-            let due = statement.remember(*due, Type::INT8);
+            let run_at = statement.remember(*run_at, Type::INT8);
             let insert = format!(
                 "INSERT INTO ragstone.records (kind, key, grp, value, version, due)
-                 VALUES ({kind}, {key}, {group}, {value}, nextval('ragstone.record_clock'), {due})
+                 VALUES ({kind}, {key}, {group}, {value}, nextval('ragstone.record_clock'), {run_at})
                  ON CONFLICT (kind, key) DO"
             );
             let set = format!(
-                "SET grp = {group}, value = {value}, version = nextval('ragstone.record_clock'), due = {due}"
+                "SET grp = {group}, value = {value}, version = nextval('ragstone.record_clock'), due = {run_at}"
             );
             match expect {
-                // The version is drawn when the row is held, so that it grows with every write.
+                // The version is drawn after the row is locked, so that it grows with every write.
                 Expect::Anything => statement.push(&format!("{insert} UPDATE {set}")),
                 Expect::Absent => statement.push(&format!("{insert} NOTHING")),
                 Expect::Version(version) => statement
@@ -105,7 +105,7 @@ fn change_statement(change: &RecordChange) -> Option<Statement> {
     Some(statement)
 }
 
-/// No record has a version that does not fit.
+/// A version that does not fit matches no record.
 fn stored_version(version: u64) -> i64 {
     i64::try_from(version).unwrap_or(-1)
 }
@@ -126,7 +126,7 @@ pub(super) async fn list(pool: &Pool, kind: &str, range: &RecordRange) -> Result
     if let Some(group) = &range.group {
         list.push(" AND grp = ").text(escape(group));
         if !group.is_empty() {
-            // Said so that the index, which leaves ungrouped records out, can serve.
+            // The condition lets Postgres use the index, which leaves ungrouped records out.
             list.push(" AND grp <> ''");
         }
     }
@@ -161,21 +161,22 @@ pub(super) async fn counts(pool: &Pool, kind: &str) -> Result<RecordCounts> {
         .ok_or_else(|| Error::Damaged("a row is missing".into()))?;
     Ok(RecordCounts {
         total: row.try_get::<_, i64>(0)?.unsigned_abs(),
-        due: row.try_get::<_, i64>(1)?.unsigned_abs(),
+        waiting: row.try_get::<_, i64>(1)?.unsigned_abs(),
     })
 }
 
-pub(super) async fn due(pool: &Pool, kind: &str, limit: usize, now: Millis) -> Result<Vec<Record>> {
-    let mut due = Statement::new(format!("SELECT {COLUMNS} FROM ragstone.records WHERE kind = "));
-    due.text(escape(kind))
+pub(super) async fn ready(pool: &Pool, kind: &str, limit: usize, now: Millis) -> Result<Vec<Record>> {
+    let mut ready = Statement::new(format!("SELECT {COLUMNS} FROM ragstone.records WHERE kind = "));
+    ready
+        .text(escape(kind))
         .push(" AND due <= ")
         .number(now)
         .push(" ORDER BY due, key")
         .limit(limit);
-    read_all(pool, &due).await
+    read_all(pool, &ready).await
 }
 
-/// Which records to take.
+/// Parameters of [`claim`].
 pub(super) struct Claim<'a> {
     pub(super) kind: &'a str,
     pub(super) limit: usize,
@@ -183,29 +184,28 @@ pub(super) struct Claim<'a> {
     pub(super) lease_until: Millis,
 }
 
-/// A claim is a write: it gives the record a new version, so that whoever held an earlier lease can
-/// no longer finish the work as if it were still theirs. Records that another process takes at this
-/// very moment are passed over, not waited for.
-pub(super) async fn claim(session: Session, wanted: &Claim<'_>) -> Result<Vec<Record>> {
-    let mut claim =
+/// A claim gives the record a new version, so that the holder of an expired lease can no longer finish
+/// the work. Records that another process is claiming are skipped, not waited for.
+pub(super) async fn claim(session: Session, claim: &Claim<'_>) -> Result<Vec<Record>> {
+    let mut update =
         Statement::new("WITH longest AS (SELECT kind, key, due FROM ragstone.records WHERE kind = ");
-    claim
-        .text(escape(wanted.kind))
+    update
+        .text(escape(claim.kind))
         .push(" AND due <= ")
-        .number(wanted.now)
+        .number(claim.now)
         .push(" ORDER BY due, key")
-        .limit(wanted.limit)
+        .limit(claim.limit)
         .push(
             " FOR UPDATE SKIP LOCKED), taken AS (
              UPDATE ragstone.records SET version = nextval('ragstone.record_clock'), due = ",
         )
-        .number(wanted.lease_until)
+        .number(claim.lease_until)
         .push(
             " FROM longest WHERE records.kind = longest.kind AND records.key = longest.key
              RETURNING records.key, grp, value, version, records.due, longest.due AS since)
              SELECT key, grp, value, version, due FROM taken ORDER BY since, key",
         );
-    let rows = session.query(&claim).await?;
+    let rows = session.query(&update).await?;
     let records = rows.iter().map(read_record).collect::<Result<_>>()?;
     session.commit().await?;
     Ok(records)

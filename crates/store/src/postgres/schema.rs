@@ -1,10 +1,9 @@
-//! The tables, and how they are brought to the current form by exactly one of the processes that
-//! start at the same time.
+//! The tables and their migrations. Of processes that start at the same time, one migrates.
 //!
-//! Everything is in the schema `ragstone`. Each collection that has documents has a table of its
-//! own, named after a number that is never used twice: its vectors have one width, it has an index
-//! of its own, and emptying a collection means to let go of its table. A table that was let go of is
-//! listed in `discarded` by the same transaction and dropped soon after, when nobody reads it.
+//! Everything is in the schema `ragstone`. Each collection that has documents has its own table, named
+//! after a number that is never used twice. So its vectors have one width, it has its own index, and
+//! emptying a collection means discarding its table: the transaction lists the table in `discarded`,
+//! and maintenance drops it soon after, when nobody reads it.
 
 use super::pool::{Pool, Session};
 use super::statement::Statement;
@@ -50,7 +49,7 @@ CREATE INDEX records_by_due ON ragstone.records (kind, due, key) WHERE due IS NO
 CREATE SEQUENCE ragstone.record_clock;
 "];
 
-/// Held while the schema is looked at and changed. Any number will do that nobody else uses.
+/// Advisory lock for migrations. The number only has to be unused by others.
 const MIGRATION_LOCK: i64 = 0x7261_6773_746f_6e65;
 
 pub(super) async fn migrate(pool: &Pool) -> Result<()> {
@@ -99,7 +98,7 @@ pub(super) async fn migrate(pool: &Pool) -> Result<()> {
     session.commit().await
 }
 
-/// Any text can be stored in UTF-8 alone; elsewhere some of it would fail later.
+/// Only UTF-8 can store any text.
 async fn check_encoding(session: &Session) -> Result<()> {
     let row = session
         .query_one(&Statement::new("SELECT current_setting('server_encoding')"))
@@ -110,7 +109,7 @@ async fn check_encoding(session: &Session) -> Result<()> {
     }
 }
 
-/// Collections are tables that come and go, so using them is not enough.
+/// Collections are created and dropped as tables, so the user has to own the schema or its tables.
 async fn check_rights(session: &Session) -> Result<()> {
     let row = session
         .query_one(&Statement::new(
@@ -134,7 +133,7 @@ async fn check_rights(session: &Session) -> Result<()> {
     Ok(())
 }
 
-/// How many migrations there are.
+/// Number of migrations.
 pub(super) fn known() -> i64 {
     MIGRATIONS.len() as i64
 }
@@ -156,18 +155,18 @@ pub(super) async fn applied(session: &Session) -> Result<i64> {
     Ok(version.try_get(0)?)
 }
 
-/// The name of a table of documents. Made of a number only, so it is safe inside SQL text.
+/// The name of a table of documents. It contains only a number, so it is safe inside SQL text.
 pub(super) fn table(relation: i64) -> String {
     format!("ragstone.documents_{relation}")
 }
 
-/// The widest vector that is kept within its row, whose other columns then move out if need be.
+/// The widest vector that is stored inline. Other columns move out of the row if necessary.
 const MAX_INLINE_DIMENSIONS: usize = 1500;
 
 pub(super) async fn create_table(session: &Session, relation: i64, dimensions: usize) -> Result<()> {
     let table = table(relation);
-    // Rows may be longer than a fourth of a page, which is the usual bound: filters and words are
-    // looked at far more often than rows are read in a sequence.
+    // Longer rows than the usual quarter of a page: filters and words are read far more often than rows
+    // in sequence.
     let row_bytes = (4 * dimensions + 1200).clamp(2048, 8160);
     let storage = if dimensions <= MAX_INLINE_DIMENSIONS {
         "PLAIN"

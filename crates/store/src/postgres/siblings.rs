@@ -96,8 +96,8 @@ impl<'a> SiblingReader<'a> {
             .map(|hit| self.gathering.expand.section(&hit.document))
             .collect();
         let mut members: Vec<Option<Arc<[i64]>>> = vec![None; hits.len()];
-        // The first hit of each unknown section finds out whether it is small; if not, all others
-        // need a look of their own.
+        // The first hit of each unknown section finds out whether it is small. If not, all other hits
+        // need their own query.
         for _ in 0..2 {
             let mut first_of = HashSet::new();
             let mut numbers = Vec::new();

@@ -87,7 +87,7 @@ impl Statement {
         self.push(&format!(" LIMIT {limit}"))
     }
 
-    /// A condition on a negative inner product of unit vectors, computed as `index::dense::distance`.
+    /// A condition on a negative inner product of unit vectors, computed as in `ranking::distance`.
     pub(super) fn within(&mut self, far: &str, max_distance: f32) -> &mut Self {
         self.push(&format!("least(1::real + ({far})::real, 2) <= "))
             .bind(max_distance, Type::FLOAT4)
@@ -186,7 +186,7 @@ impl Statement {
             Comparison::Less => "$[*] ? (@ < $x)",
             Comparison::LessOrEqual => "$[*] ? (@ <= $x)",
         };
-        // Null compares as equal to itself there; here it has no order.
+        // In a JSON path null equals itself; in a filter it has no order.
         if !matches!(operand, Scalar::Number(_) | Scalar::Text(_)) {
             return self.push("FALSE");
         }

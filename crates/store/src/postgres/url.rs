@@ -1,4 +1,4 @@
-//! Where a database is and how it is reached.
+//! The address of a database.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -14,9 +14,9 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// The address of a database, `postgres://user:password@host:port/database?sslmode=require`, whose
 /// password is never shown.
 ///
-/// The options are those of libpq that the driver knows, and `sslrootcert`, the file of the
-/// authority that signed the server's certificate. With `sslmode=require` the certificate is always
-/// verified, as `verify-full` says, which is understood too.
+/// The options are those of libpq that the driver supports, and `sslrootcert`, the file with the
+/// certificate of the authority that signed the server's. With `sslmode=require` the certificate is
+/// always verified, as with `verify-full`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct PostgresUrl {
     pub(super) config: Config,
@@ -33,7 +33,7 @@ impl PostgresUrl {
         if config.get_hosts().is_empty() {
             return Err(Error::DatabaseUrl("it names no host".into()));
         }
-        // The end of a password, which would be shown as part of the address.
+        // Probably the end of a password, which would be shown as part of the address.
         let has_at = |host: &Host| matches!(host, Host::Tcp(name) if name.contains('@'));
         if config.get_hosts().iter().any(has_at) {
             return Err(Error::DatabaseUrl(
@@ -62,7 +62,7 @@ impl PostgresUrl {
     }
 }
 
-/// Takes out what the driver does not know.
+/// Removes the options that the driver does not support.
 fn without_file_options(url: &str) -> (String, Option<PathBuf>) {
     let Some((address, query)) = url.split_once('?') else {
         return (url.to_owned(), None);

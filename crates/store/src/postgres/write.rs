@@ -1,5 +1,5 @@
-//! Changing collections and documents. A writer holds the row of its collection, so that writes to
-//! one collection follow each other, in this process and in others.
+//! Writes to collections and documents. A writer locks the row of its collection, so that writes to one
+//! collection follow each other, across processes too.
 
 use bytes::{BufMut, BytesMut};
 use ragstone_core::analysis::analyze_document;
@@ -15,12 +15,12 @@ use super::schema::{create_table, table};
 use super::statement::Statement;
 use crate::error::{Error, Result};
 
-/// A batch as columns, with all that can be worked out before the database is asked.
+/// A batch as columns, prepared as far as possible without the database.
 #[derive(Default)]
 pub(super) struct PreparedBatch {
     dimensions: usize,
     models: Vec<ModelIdentity>,
-    /// Which of the models made each vector.
+    /// The index in `models` of the model of each vector.
     made_by: Vec<Option<usize>>,
     ids: Vec<String>,
     norms: Vec<f32>,
@@ -32,32 +32,32 @@ pub(super) struct PreparedBatch {
     bodies: Vec<String>,
 }
 
-/// Analyses texts; takes time, and no lock.
+/// Analyses the texts. Takes time, but no lock.
 pub(super) fn prepare(name: &CollectionName, batch: Vec<ExportedDocument>) -> Result<PreparedBatch> {
     let mut prepared = PreparedBatch {
         dimensions: batch.first().map_or(0, |first| first.vector.len()),
         ..PreparedBatch::default()
     };
-    for moved in batch {
-        if moved.vector.len() != prepared.dimensions {
+    for exported in batch {
+        if exported.vector.len() != prepared.dimensions {
             return Err(Error::DimensionMismatch {
                 collection: name.clone(),
                 expected: prepared.dimensions,
-                actual: moved.vector.len(),
+                actual: exported.vector.len(),
             });
         }
-        let made_by = moved.model.map(|model| {
+        let made_by = exported.model.map(|model| {
             let known = prepared.models.iter().position(|known| *known == model);
             known.unwrap_or_else(|| {
                 prepared.models.push(model);
                 prepared.models.len() - 1
             })
         });
-        let document = moved.document;
+        let document = exported.document;
         let terms = analyze_document(&document.text);
         prepared.made_by.push(made_by);
-        prepared.norms.push(moved.norm);
-        prepared.vectors.push(UnitVector(moved.vector));
+        prepared.norms.push(exported.norm);
+        prepared.vectors.push(UnitVector(exported.vector));
         prepared.ids.push(escape(document.id.as_str()).into_owned());
         prepared.words.push(terms.length.into());
         let words = tsvector(&terms).ok_or_else(|| Error::TooManyWords(document.id.clone()))?;
@@ -69,7 +69,7 @@ pub(super) fn prepare(name: &CollectionName, batch: Vec<ExportedDocument>) -> Re
     Ok(prepared)
 }
 
-/// pgvector's own format: the width, a reserved field, and the numbers.
+/// The binary format of pgvector: dimensions, a reserved field, and the numbers.
 #[derive(Debug)]
 struct UnitVector(Vec<f32>);
 
@@ -92,8 +92,8 @@ impl ToSql for UnitVector {
     to_sql_checked!();
 }
 
-/// A collection whose row this transaction holds.
-struct Held {
+/// A collection whose row this transaction has locked.
+struct LockedCollection {
     id: i64,
     metadata: String,
     relation: Option<i64>,
@@ -102,7 +102,7 @@ struct Held {
     next_place: i64,
 }
 
-async fn hold(session: &Session, name: &CollectionName) -> Result<Held> {
+async fn lock_collection(session: &Session, name: &CollectionName) -> Result<LockedCollection> {
     let mut find = Statement::new(
         "SELECT id, metadata, relation, dimensions, documents, next_place
          FROM ragstone.collections WHERE name = ",
@@ -112,7 +112,7 @@ async fn hold(session: &Session, name: &CollectionName) -> Result<Held> {
     let row = rows
         .first()
         .ok_or_else(|| Error::CollectionNotFound(name.clone()))?;
-    Ok(Held {
+    Ok(LockedCollection {
         id: row.try_get(0)?,
         metadata: row.try_get(1)?,
         relation: row.try_get(2)?,
@@ -154,45 +154,45 @@ pub(super) async fn update_metadata(
     metadata: &Metadata,
     update: MetadataUpdate,
 ) -> Result<Metadata> {
-    let held = hold(&session, name).await?;
+    let locked = lock_collection(&session, name).await?;
     let mut new = match update {
         MetadataUpdate::Replace => Metadata::new(),
-        MetadataUpdate::Merge => serde_json::from_str(&held.metadata)?,
+        MetadataUpdate::Merge => serde_json::from_str(&locked.metadata)?,
     };
     new.extend(metadata.clone());
     let mut set = Statement::new("UPDATE ragstone.collections SET metadata = ");
     set.text(serde_json::to_string(&new)?)
         .push(" WHERE id = ")
-        .number(held.id);
+        .number(locked.id);
     session.query(&set).await?;
     session.commit().await?;
     Ok(new)
 }
 
 pub(super) async fn delete_collection(session: Session, name: &CollectionName) -> Result<()> {
-    let held = hold(&session, name).await?;
-    discard(&session, held.relation).await?;
+    let locked = lock_collection(&session, name).await?;
+    discard(&session, locked.relation).await?;
     session
-        .query(Statement::new("DELETE FROM ragstone.collections WHERE id = ").number(held.id))
+        .query(Statement::new("DELETE FROM ragstone.collections WHERE id = ").number(locked.id))
         .await?;
     session.commit().await
 }
 
 pub(super) async fn empty(session: Session, name: &CollectionName) -> Result<u64> {
-    let held = hold(&session, name).await?;
-    let_go(&session, &held).await?;
+    let locked = lock_collection(&session, name).await?;
+    discard_table(&session, &locked).await?;
     session.commit().await?;
-    Ok(held.documents.unsigned_abs())
+    Ok(locked.documents.unsigned_abs())
 }
 
-/// Leaves the collection without documents and without a width.
-async fn let_go(session: &Session, held: &Held) -> Result<()> {
-    discard(session, held.relation).await?;
+/// Leaves the collection without documents and without dimensions.
+async fn discard_table(session: &Session, locked: &LockedCollection) -> Result<()> {
+    discard(session, locked.relation).await?;
     let mut clear = Statement::new(
         "UPDATE ragstone.collections SET relation = NULL, dimensions = NULL, documents = 0, words = 0
          WHERE id = ",
     );
-    session.query(clear.number(held.id)).await.map(|_| ())
+    session.query(clear.number(locked.id)).await.map(|_| ())
 }
 
 async fn discard(session: &Session, relation: Option<i64>) -> Result<()> {
@@ -204,11 +204,11 @@ async fn discard(session: &Session, relation: Option<i64>) -> Result<()> {
 }
 
 pub(super) async fn upsert(session: Session, name: &CollectionName, batch: &PreparedBatch) -> Result<()> {
-    let held = hold(&session, name).await?;
+    let locked = lock_collection(&session, name).await?;
     if batch.ids.is_empty() {
         return Ok(());
     }
-    let relation = match (held.relation, held.dimensions) {
+    let relation = match (locked.relation, locked.dimensions) {
         (Some(relation), Some(expected)) => {
             if expected != batch.dimensions {
                 return Err(Error::DimensionMismatch {
@@ -219,11 +219,11 @@ pub(super) async fn upsert(session: Session, name: &CollectionName, batch: &Prep
             }
             relation
         }
-        _ => begin_table(&session, &held, batch.dimensions).await?,
+        _ => begin_table(&session, &locked, batch.dimensions).await?,
     };
     let models = model_numbers(&session, batch).await?;
     let table = table(relation);
-    // Counted before they are replaced: how much is new is the difference.
+    // Counts the replaced documents; the others are new.
     let mut before = Statement::new(format!(
         "SELECT count(*), coalesce(sum(words), 0)::bigint FROM {table} WHERE id = ANY ("
     ));
@@ -241,7 +241,7 @@ pub(super) async fn upsert(session: Session, name: &CollectionName, batch: &Prep
              body = excluded.body"
     );
     let values: [&(dyn ToSql + Sync); 10] = [
-        &held.next_place,
+        &locked.next_place,
         &models,
         &batch.ids,
         &batch.norms,
@@ -262,12 +262,12 @@ pub(super) async fn upsert(session: Session, name: &CollectionName, batch: &Prep
         .push(", next_place = next_place + ")
         .number(added)
         .push(" WHERE id = ")
-        .number(held.id);
+        .number(locked.id);
     session.query(&count).await?;
     session.commit().await
 }
 
-async fn begin_table(session: &Session, held: &Held, dimensions: usize) -> Result<i64> {
+async fn begin_table(session: &Session, locked: &LockedCollection, dimensions: usize) -> Result<i64> {
     let row = session
         .query_one(&Statement::new("SELECT nextval('ragstone.relations')"))
         .await?;
@@ -278,12 +278,12 @@ async fn begin_table(session: &Session, held: &Held, dimensions: usize) -> Resul
         .push(", dimensions = ")
         .number(dimensions as i64)
         .push("::integer WHERE id = ")
-        .number(held.id);
+        .number(locked.id);
     session.query(&set).await?;
     Ok(relation)
 }
 
-/// The number of the model behind each vector.
+/// The number of the model of each vector.
 async fn model_numbers(session: &Session, batch: &PreparedBatch) -> Result<Vec<Option<i64>>> {
     let mut numbers = Vec::with_capacity(batch.models.len());
     for model in &batch.models {
@@ -298,7 +298,8 @@ async fn model_number(session: &Session, model: &ModelIdentity) -> Result<i64> {
     let id = find.remember(escape(&model.id).into_owned(), Type::TEXT);
     let version = find.remember(escape(&model.version).into_owned(), Type::TEXT);
     let dimensions = find.remember(model.dimensions as i64, Type::INT8);
-    // Inserting first would use up a number each time; a second look finds what another inserted.
+    // Inserting first would use up a number each time. The second query finds what another process
+    // inserted.
     let select = format!(
         "SELECT number FROM ragstone.models WHERE id = {id} AND version = {version} AND dimensions = {dimensions}"
     );
@@ -315,14 +316,14 @@ async fn model_number(session: &Session, model: &ModelIdentity) -> Result<i64> {
     Ok(session.query_one(&find).await?.try_get(0)?)
 }
 
-/// Deletes what is selected, and returns how many there were.
+/// Deletes the selected documents and returns how many there were.
 pub(super) async fn delete_documents(
     session: Session,
     name: &CollectionName,
     selection: &Selection,
 ) -> Result<u64> {
-    let held = hold(&session, name).await?;
-    let Some(relation) = held.relation else {
+    let locked = lock_collection(&session, name).await?;
+    let Some(relation) = locked.relation else {
         return Ok(0);
     };
     let mut delete = Statement::new(format!("WITH gone AS (DELETE FROM {} WHERE ", table(relation)));
@@ -338,8 +339,8 @@ pub(super) async fn delete_documents(
     delete.push(" RETURNING words) SELECT count(*), coalesce(sum(words), 0)::bigint FROM gone");
     let gone = session.query_one(&delete).await?;
     let (gone, words): (i64, i64) = (gone.try_get(0)?, gone.try_get(1)?);
-    if gone == held.documents {
-        let_go(&session, &held).await?;
+    if gone == locked.documents {
+        discard_table(&session, &locked).await?;
     } else {
         let mut count = Statement::new("UPDATE ragstone.collections SET documents = documents - ");
         count
@@ -347,7 +348,7 @@ pub(super) async fn delete_documents(
             .push(", words = words - ")
             .number(words)
             .push(" WHERE id = ")
-            .number(held.id);
+            .number(locked.id);
         session.query(&count).await?;
     }
     session.commit().await?;

@@ -1,9 +1,8 @@
-//! A backup is a database file of its own: one state of the store, whatever is written meanwhile.
+//! Backups: database files with one state of the store, even while it is written to.
 //!
-//! Pages are copied within one read transaction. Under the write-ahead log that neither waits for
-//! the writer nor holds it up, from another process as well; the log only grows until the copy is
-//! done. A backup has all that was acknowledged before it was begun, and nothing that was deleted
-//! by then.
+//! Pages are copied within one read transaction. In WAL mode that neither waits for the writer nor
+//! blocks it, from another process either; the write-ahead log grows until the copy is done. A backup
+//! contains everything that was acknowledged before it began, and nothing that was deleted by then.
 
 mod target;
 
@@ -17,10 +16,11 @@ use rusqlite::{Connection, OpenFlags};
 use crate::error::{Error, Result};
 use crate::sqlite::inspect::problems;
 use crate::sqlite::schema::{DATABASE_FILE, DataDirectory, LOCK_FILE, MIGRATIONS, open_reader, open_writer};
+use crate::sqlite::writer::purge_deleted;
 
-/// So many pages are copied between two reports of progress.
+/// Number of pages copied between two reports of progress.
 const PAGES: i32 = 4096;
-/// What a backup that is being restored has after its name, until it is known to be whole.
+/// Suffix of a backup that is being restored, until it has been checked.
 const RESTORING: &str = ".restoring";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,15 +30,15 @@ pub struct BackedUp {
     pub bytes: u64,
 }
 
-/// What to do with a data directory that holds something.
+/// What to do with a data directory that is not empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Occupied {
     Refuse,
     Replace,
 }
 
-/// Copies the store of a data directory into a file, which gets its name when it is whole, checked
-/// and on the disk. `progress` is told how many pages of how many are copied. Blocks.
+/// Copies the store of a data directory into a file, which gets its name once it is complete, checked
+/// and synced. `progress` gets the number of copied pages and of all pages. Blocks.
 pub fn backup(directory: &Path, file: &Path, progress: impl Fn(u64, u64)) -> Result<BackedUp> {
     let database = directory.join(DATABASE_FILE);
     if !database.exists() {
@@ -52,7 +52,7 @@ pub fn backup(directory: &Path, file: &Path, progress: impl Fn(u64, u64)) -> Res
     };
     let part = with_suffix(file, ".part");
     remove_if_there(&part).map_err(failed)?;
-    // A journal that was left beside an earlier attempt must not be played into this one.
+    // The journal of an earlier attempt must not be applied to this one.
     remove_if_there(&with_suffix(&part, "-journal")).map_err(failed)?;
     let done = copy(&database, &part, progress).and_then(|()| {
         let facts = check(&part)?;
@@ -70,10 +70,10 @@ pub fn backup(directory: &Path, file: &Path, progress: impl Fn(u64, u64)) -> Res
 
 fn copy(database: &Path, part: &Path, progress: impl Fn(u64, u64)) -> Result<()> {
     let from = open_reader(database)?;
-    // Held open, so that every step copies from the same state.
+    // The transaction stays open, so that every step copies from the same state.
     from.execute_batch("BEGIN; SELECT count(*) FROM sqlite_schema;")?;
     let mut to = Connection::open(part)?;
-    // The file is brought to the disk once, when it is whole.
+    // The file is synced once, when it is complete.
     to.execute_batch("PRAGMA synchronous = OFF; PRAGMA journal_mode = OFF;")?;
     {
         let copying = Backup::new(&from, &mut to)?;
@@ -90,7 +90,8 @@ fn copy(database: &Path, part: &Path, progress: impl Fn(u64, u64)) -> Result<()>
         }
     }
     from.execute_batch("COMMIT")?;
-    // One file, without a log beside it, and without the free pages that deleted text may be in.
+    purge_deleted(&to)?;
+    // One file without a log, and without free pages, which may contain deleted text.
     to.execute_batch("PRAGMA journal_mode = DELETE;")?;
     let mut vacuum = to.prepare("PRAGMA incremental_vacuum")?;
     let mut rows = vacuum.query([])?;
@@ -98,7 +99,7 @@ fn copy(database: &Path, part: &Path, progress: impl Fn(u64, u64)) -> Result<()>
     Ok(())
 }
 
-/// Reads a backup through, and tells what is in it.
+/// Reads and checks a whole backup.
 fn check(file: &Path) -> Result<BackedUp> {
     let unfit = |reason: String| Error::NotABackup {
         path: file.to_owned(),
@@ -127,7 +128,7 @@ fn check(file: &Path) -> Result<BackedUp> {
         [],
         |row| Ok((row.get(0)?, row.get(1)?)),
     );
-    let (collections, documents) = counts.map_err(|_| unfit("it is no database of Ragstone".into()))?;
+    let (collections, documents) = counts.map_err(|_| unfit("it is not a Ragstone database".into()))?;
     Ok(BackedUp {
         collections,
         documents,
@@ -135,8 +136,8 @@ fn check(file: &Path) -> Result<BackedUp> {
     })
 }
 
-/// Puts a backup into a data directory that nobody uses. What is there stays until the backup is
-/// known to be whole. Blocks.
+/// Restores a backup into a data directory that is not in use. Existing data is kept until the backup
+/// has been checked. Blocks.
 pub fn restore(file: &Path, directory: &Path, occupied: Occupied) -> Result<BackedUp> {
     crate::sqlite::vec_extension::register();
     let failed = |reason| Error::Directory {
@@ -146,7 +147,7 @@ pub fn restore(file: &Path, directory: &Path, occupied: Occupied) -> Result<Back
     if !file.is_file() {
         return Err(Error::NotABackup {
             path: file.to_owned(),
-            reason: "there is no such file".into(),
+            reason: "no such file".into(),
         });
     }
     target::check_source(directory, file)?;
@@ -179,19 +180,19 @@ pub fn restore(file: &Path, directory: &Path, occupied: Occupied) -> Result<Back
     Ok(facts)
 }
 
-/// The log of the database that goes must not be played into the one that comes.
+/// Removes the log of the replaced database, which must not be applied to the restored one.
 fn discard_log(database: &Path) -> std::io::Result<()> {
     if database.exists()
         && let Ok(old) = open_writer(database)
     {
-        // Whole without its log from here on, should this be interrupted.
+        // Makes the old database complete without its log, in case the restore is interrupted.
         let _ = old.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)");
     }
     remove_if_there(&with_suffix(database, "-wal"))?;
     remove_if_there(&with_suffix(database, "-shm"))
 }
 
-/// What a restore that was interrupted left behind is no data: it was never in use.
+/// Whether there is data; files of an interrupted restore do not count.
 fn holds_data(directory: &Path) -> std::io::Result<bool> {
     let incoming = with_suffix(Path::new(DATABASE_FILE), RESTORING);
     let no_data = [
@@ -218,7 +219,7 @@ fn sync(file: &Path) -> std::io::Result<()> {
     File::options().write(true).open(file)?.sync_all()
 }
 
-/// Makes a name in a folder survive a power cut.
+/// Makes the name of a file durable.
 fn sync_folder(path: &Path) -> std::io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     File::open(folder.unwrap_or(Path::new(".")))?.sync_all()

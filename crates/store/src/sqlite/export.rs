@@ -1,15 +1,16 @@
-//! Reading documents with all that is kept of them.
+//! Reads of documents with their vectors and models.
 
+use ragstone_core::DocumentId;
 use ragstone_core::model::ModelIdentity;
 use ragstone_core::storage::{Cursor, ExportPage, ExportRange, ExportedDocument};
-use ragstone_core::{CollectionName, DocumentId};
 use rusqlite::{Connection, OptionalExtension, Row};
 
 use crate::error::{Error, Result};
 use crate::ranking::document;
 use crate::sqlite::index::Snapshot;
+use crate::sqlite::readers::CollectionView;
 
-/// A page ends early when it has grown this large.
+/// Size at which a page of an export ends early.
 const PAGE_BYTES: usize = 8 << 20;
 
 pub(crate) fn export(connection: &Connection, snapshot: &Snapshot, range: ExportRange) -> Result<ExportPage> {
@@ -74,27 +75,25 @@ pub(crate) fn vector_models(connection: &Connection, snapshot: &Snapshot) -> Res
     Ok(models)
 }
 
-/// What made the vectors of those of these documents that are there.
+/// See [`ragstone_core::storage::Storage::models_by_id`].
 pub(crate) fn models_by_id(
     connection: &Connection,
-    name: &CollectionName,
+    view: &CollectionView,
     ids: &[DocumentId],
 ) -> Result<Vec<(DocumentId, Option<ModelIdentity>)>> {
     let mut find = connection.prepare_cached(
-        "SELECT d.rowid, m.id, m.version, m.dimensions FROM collections c
-         LEFT JOIN documents d ON d.collection = c.id AND d.id = ?2
-         LEFT JOIN models m ON m.number = d.model WHERE c.name = ?1",
+        "SELECT d.rowid, m.id, m.version, m.dimensions FROM documents d
+         LEFT JOIN models m ON m.number = d.model WHERE d.collection = ?1 AND d.id = ?2",
     )?;
     let mut found = Vec::with_capacity(ids.len());
     for id in ids {
-        let row = find.query_row((name.as_str(), id.as_str()), |row| {
-            let is_there = row.get::<_, Option<i64>>(0)?.is_some();
-            Ok((is_there, read_model_if_any(row, 1)?))
+        let row = find.query_row((view.key, id.as_str()), |row| {
+            Ok((row.get::<_, i64>(0)?, read_model_if_any(row, 1)?))
         });
-        match row.optional()? {
-            None => return Err(Error::CollectionNotFound(name.clone())),
-            Some((true, model)) => found.push((id.clone(), model)),
-            Some((false, _)) => {}
+        if let Some((rowid, model)) = row.optional()?
+            && view.snapshot.slot(rowid).is_some()
+        {
+            found.push((id.clone(), model));
         }
     }
     Ok(found)
@@ -107,7 +106,7 @@ fn read_model_if_any(row: &Row<'_>, first: usize) -> rusqlite::Result<Option<Mod
     }
 }
 
-/// Three columns, beginning with this one: id, version and width.
+/// Reads three columns from `first` on: id, version and dimensions.
 fn read_model(row: &Row<'_>, first: usize) -> rusqlite::Result<ModelIdentity> {
     Ok(ModelIdentity {
         id: row.get(first)?,

@@ -1,5 +1,5 @@
-//! A look at a data directory from outside, for diagnosis: nothing is created, migrated or locked,
-//! and a server may be running on it.
+//! Inspects a data directory for diagnosis. Nothing is created, migrated or locked, and a server may be
+//! running on it.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -12,17 +12,17 @@ use crate::sqlite::schema::{DATABASE_FILE, LOCK_FILE, MIGRATIONS, open_reader};
 
 #[derive(Debug)]
 pub struct Inspection {
-    /// The schema of the file, and the newest one this program knows.
+    /// The schema version of the file, and the newest that this version knows.
     pub schema: i64,
     pub known_schema: i64,
-    /// What SQLite finds wrong with the file; empty when all is well.
+    /// Problems that SQLite found in the file; empty if there are none.
     pub problems: Vec<String>,
     pub collections: Vec<InspectedCollection>,
 }
 
 #[derive(Debug)]
 pub struct InspectedCollection {
-    /// Those of Ragstone's own begin with a dot.
+    /// Names of internal collections begin with a dot.
     pub name: String,
     pub dimensions: Option<usize>,
     pub metadata: ragstone_core::Metadata,
@@ -33,8 +33,8 @@ pub fn has_database(directory: &Path) -> bool {
     directory.join(DATABASE_FILE).exists()
 }
 
-/// Whether this process may read and write the files of a database, as far as they are there. Neither
-/// changes nor locks them.
+/// Checks that this process may read and write the existing files of a database. Neither changes nor
+/// locks them.
 pub fn check_access(directory: &Path) -> Result<()> {
     let database = ["", "-wal", "-shm"].map(|suffix| format!("{DATABASE_FILE}{suffix}"));
     for name in database.iter().map(String::as_str).chain([LOCK_FILE]) {
@@ -48,7 +48,7 @@ pub fn check_access(directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// `None` where there is no database yet. Blocks; checking a large file takes seconds.
+/// Returns `None` if there is no database. Blocks; checking a large file takes seconds.
 pub fn inspect(directory: &Path) -> Result<Option<Inspection>> {
     if !has_database(directory) {
         return Ok(None);
@@ -71,7 +71,7 @@ pub fn inspect(directory: &Path) -> Result<Option<Inspection>> {
     }))
 }
 
-/// What SQLite finds wrong with a file; empty when all is well.
+/// Problems that SQLite finds in a file; empty if there are none.
 pub(crate) fn problems(connection: &Connection) -> Result<Vec<String>> {
     let mut check = connection.prepare("PRAGMA integrity_check(10)")?;
     let lines = check.query_map([], |row| row.get::<_, String>(0))?;

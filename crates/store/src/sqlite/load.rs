@@ -1,23 +1,25 @@
-//! Reading all collections into memory when the store opens.
+//! Loads all collections into memory when the store opens.
 //!
 //! Vectors are read in bulk from the blobs behind each `vec0` table, which is far quicker than
 //! asking the table row by row, while other threads read metadata and words.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
 use ragstone_core::Metadata;
+use roaring::RoaringTreemap;
 use rusqlite::Connection;
 
 use crate::error::{Error, Result};
 use crate::sqlite::index::fields::{Fields, FieldsBuilder};
-use crate::sqlite::index::held::Held;
 use crate::sqlite::index::keyword::KeywordIndex;
+use crate::sqlite::index::scope::IndexScope;
 use crate::sqlite::index::segment::{MAX_DOCUMENTS, SegmentBuilder, SegmentData};
 use crate::sqlite::index::vectors::{BLOCK, Vectors};
 use crate::sqlite::index::{Snapshot, SnapshotParts};
 use crate::sqlite::schema::{open_reader, vector_table};
+use crate::sqlite::writer::deleted_rowids;
 
 struct CollectionHead {
     id: i64,
@@ -25,8 +27,8 @@ struct CollectionHead {
     dimensions: Option<usize>,
 }
 
-/// The snapshot of every collection. Nothing may write meanwhile.
-pub(crate) fn load_all(database: &Path, held: Held) -> Result<HashMap<i64, Arc<Snapshot>>> {
+/// Builds the snapshot of every collection. Nothing may write meanwhile.
+pub(crate) fn load_all(database: &Path, scope: IndexScope) -> Result<HashMap<i64, Arc<Snapshot>>> {
     let connection = open_reader(database)?;
     let heads: Vec<CollectionHead> = connection
         .prepare("SELECT id, version, dimensions FROM collections")?
@@ -38,22 +40,24 @@ pub(crate) fn load_all(database: &Path, held: Held) -> Result<HashMap<i64, Arc<S
             })
         })?
         .collect::<rusqlite::Result<_>>()?;
-    let rowids = load_rowids(&connection, &heads)?;
+    let deleted = &load_deleted(&connection)?;
+    let rowids = load_rowids(&connection, &heads, deleted)?;
     let newest = rowids.values().filter_map(|of_one| of_one.last()).max();
     let newest = newest.copied().unwrap_or(0);
-    let (vectors, mut fields, mut keywords) = std::thread::scope(|scope| {
-        let fields = scope.spawn(|| load_fields(database, held));
-        let keywords = scope.spawn(|| match held {
-            Held::Everything => load_keywords(database, newest),
-            Held::Fields { .. } => Ok(HashMap::new()),
+    let (vectors, mut fields, mut keywords) = std::thread::scope(|threads| {
+        let fields = threads.spawn(|| load_fields(database, scope, deleted));
+        let keywords = threads.spawn(|| match scope {
+            IndexScope::Everything => load_keywords(database, newest, deleted),
+            IndexScope::Fields { .. } => Ok(HashMap::new()),
         });
         let vectors = heads
             .iter()
-            .map(|head| match held {
-                Held::Everything => {
-                    load_vectors(&connection, head, rowids.get(&head.id).map_or(&[], Vec::as_slice))
+            .map(|head| match scope {
+                IndexScope::Everything => {
+                    let rowids = rowids.get(&head.id).map_or(&[][..], Vec::as_slice);
+                    load_vectors(&connection, head, rowids, &deleted.rowids)
                 }
-                Held::Fields { .. } => Ok(None),
+                IndexScope::Fields { .. } => Ok(None),
             })
             .collect::<Result<Vec<_>>>();
         Ok::<_, Error>((vectors?, joined(fields)?, joined(keywords)?))
@@ -63,7 +67,7 @@ pub(crate) fn load_all(database: &Path, held: Held) -> Result<HashMap<i64, Arc<S
         let rowids = rowids.get(&head.id).map_or(&[][..], Vec::as_slice);
         let snapshot = Snapshot::from_parts(SnapshotParts {
             version: head.version,
-            held,
+            scope,
             dimensions: head.dimensions.filter(|_| !rowids.is_empty()),
             rowids: rowids.iter().copied().collect(),
             fields: fields.remove(&head.id).unwrap_or_default(),
@@ -81,20 +85,58 @@ fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-fn load_rowids(connection: &Connection, heads: &[CollectionHead]) -> Result<HashMap<i64, Vec<i64>>> {
+/// Documents that are deleted, and whose rows are not yet removed.
+struct Deleted {
+    rowids: RoaringTreemap,
+    collections: HashSet<i64>,
+}
+
+impl Deleted {
+    fn contains(&self, collection: i64, rowid: i64) -> bool {
+        self.rowids.contains(rowid.unsigned_abs()) || self.collections.contains(&collection)
+    }
+}
+
+fn load_deleted(connection: &Connection) -> Result<Deleted> {
+    let mut rowids = RoaringTreemap::new();
+    let mut records = connection.prepare("SELECT rowids FROM deleted_documents")?;
+    let mut rows = records.query([])?;
+    while let Some(row) = rows.next()? {
+        let record = row.get_ref(0)?.as_blob().map_err(|_| unreadable())?;
+        rowids.extend(deleted_rowids(record)?.map(i64::unsigned_abs));
+    }
+    let mut collections = connection.prepare("SELECT id FROM deleted_collections")?;
+    let collections = collections.query_map([], |row| row.get(0))?;
+    Ok(Deleted {
+        rowids,
+        collections: collections.collect::<rusqlite::Result<_>>()?,
+    })
+}
+
+fn load_rowids(
+    connection: &Connection,
+    heads: &[CollectionHead],
+    deleted: &Deleted,
+) -> Result<HashMap<i64, Vec<i64>>> {
     let mut rowids = HashMap::with_capacity(heads.len());
     let mut of_collection = connection.prepare("SELECT rowid FROM documents WHERE collection = ?1")?;
     for head in heads {
         let mut found: Vec<i64> = of_collection
             .query_map([head.id], |row| row.get(0))?
             .collect::<rusqlite::Result<_>>()?;
+        found.retain(|rowid| !deleted.rowids.contains(rowid.unsigned_abs()));
         found.sort_unstable();
         rowids.insert(head.id, found);
     }
     Ok(rowids)
 }
 
-fn load_vectors(connection: &Connection, head: &CollectionHead, rowids: &[i64]) -> Result<Option<Vectors>> {
+fn load_vectors(
+    connection: &Connection,
+    head: &CollectionHead,
+    rowids: &[i64],
+    deleted: &RoaringTreemap,
+) -> Result<Option<Vectors>> {
     let Some(dimensions) = head.dimensions.filter(|_| !rowids.is_empty()) else {
         return Ok(None);
     };
@@ -128,6 +170,7 @@ fn load_vectors(connection: &Connection, head: &CollectionHead, rowids: &[i64]) 
             // Neighbours in a chunk are mostly neighbours in the collection.
             let slot = match rowids.get(expected) {
                 Some(next) if *next == rowid => expected,
+                _ if deleted.contains(rowid.unsigned_abs()) => continue,
                 _ => rowids
                     .binary_search(&rowid)
                     .map_err(|_| damaged("one has no document"))?,
@@ -159,15 +202,19 @@ fn unreadable() -> Error {
 }
 
 /// The metadata index of every collection; documents have their slots in the order of their rows.
-fn load_fields(database: &Path, held: Held) -> Result<HashMap<i64, Fields>> {
+fn load_fields(database: &Path, scope: IndexScope, deleted: &Deleted) -> Result<HashMap<i64, Fields>> {
     let connection = open_reader(database)?;
     let mut builders: HashMap<i64, (FieldsBuilder, u32)> = HashMap::new();
-    let mut all = connection.prepare("SELECT collection, metadata FROM documents ORDER BY rowid")?;
+    let mut all = connection.prepare("SELECT collection, metadata, rowid FROM documents ORDER BY rowid")?;
     let mut rows = all.query([])?;
     while let Some(row) = rows.next()? {
-        let (builder, slots) = builders.entry(row.get(0)?).or_default();
+        let collection = row.get(0)?;
+        if deleted.contains(collection, row.get(2)?) {
+            continue;
+        }
+        let (builder, slots) = builders.entry(collection).or_default();
         let metadata: Metadata = serde_json::from_str(row.get_ref(1)?.as_str().map_err(|_| unreadable())?)?;
-        builder.insert(*slots, &held.of(&metadata));
+        builder.insert(*slots, &scope.of(&metadata));
         *slots += 1;
     }
     let finished = builders
@@ -177,14 +224,14 @@ fn load_fields(database: &Path, held: Held) -> Result<HashMap<i64, Fields>> {
 }
 
 /// The keyword index of every collection. Threads share the rows, and make segments of their own.
-fn load_keywords(database: &Path, newest: i64) -> Result<HashMap<i64, KeywordIndex>> {
+fn load_keywords(database: &Path, newest: i64, deleted: &Deleted) -> Result<HashMap<i64, KeywordIndex>> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from) as i64;
     // No more than make full segments: many small ones would make every search slower.
     let threads = threads.min(newest / MAX_DOCUMENTS as i64 + 1);
     let share = newest / threads + 1;
     let parts = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
-            .map(|part| scope.spawn(move || load_segments(database, part * share, share)))
+            .map(|part| scope.spawn(move || load_segments(database, part * share, share, deleted)))
             .collect();
         workers.into_iter().map(joined).collect::<Result<Vec<_>>>()
     })?;
@@ -203,15 +250,25 @@ fn load_keywords(database: &Path, newest: i64) -> Result<HashMap<i64, KeywordInd
     Ok(finished.collect())
 }
 
-/// The words of the documents in so many rows after one.
-fn load_segments(database: &Path, after: i64, rows: i64) -> Result<HashMap<i64, Vec<SegmentData>>> {
+/// The words of the documents in the given number of rowids after one.
+fn load_segments(
+    database: &Path,
+    after: i64,
+    rows: i64,
+    deleted: &Deleted,
+) -> Result<HashMap<i64, Vec<SegmentData>>> {
     let connection = open_reader(database)?;
     let mut builders: HashMap<i64, (SegmentBuilder, Vec<SegmentData>)> = HashMap::new();
-    let mut some = connection
-        .prepare("SELECT collection, terms FROM documents WHERE rowid > ?1 AND rowid <= ?2 ORDER BY rowid")?;
+    let mut some = connection.prepare(
+        "SELECT collection, terms, rowid FROM documents WHERE rowid > ?1 AND rowid <= ?2 ORDER BY rowid",
+    )?;
     let mut rows = some.query([after, after + rows])?;
     while let Some(row) = rows.next()? {
-        let (builder, finished) = builders.entry(row.get(0)?).or_default();
+        let collection = row.get(0)?;
+        if deleted.contains(collection, row.get(2)?) {
+            continue;
+        }
+        let (builder, finished) = builders.entry(collection).or_default();
         builder.add(row.get_ref(1)?.as_blob().map_err(|_| unreadable())?)?;
         if builder.len() == MAX_DOCUMENTS {
             finished.push(std::mem::take(builder).finish());

@@ -27,6 +27,6 @@ mod vec_extension;
 mod writer;
 
 pub use backup::{BackedUp, Occupied, backup, restore};
-pub use index::held::Held;
+pub use index::scope::IndexScope;
 pub use inspect::{InspectedCollection, Inspection, check_access, has_database, inspect};
 pub use store::{SqliteStore, StoreOptions};

@@ -4,26 +4,26 @@ use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::sqlite::index::Snapshot;
-use crate::sqlite::index::held::Held;
+use crate::sqlite::index::scope::IndexScope;
 
 /// The newest snapshot of each collection, by its id. The lock is held for pointer copies only.
 #[derive(Default)]
 pub(crate) struct Published {
     snapshots: RwLock<HashMap<i64, Arc<Snapshot>>>,
-    held: Held,
+    scope: IndexScope,
 }
 
 impl Published {
-    pub(crate) fn new(snapshots: HashMap<i64, Arc<Snapshot>>, held: Held) -> Self {
+    pub(crate) fn new(snapshots: HashMap<i64, Arc<Snapshot>>, scope: IndexScope) -> Self {
         Self {
             snapshots: RwLock::new(snapshots),
-            held,
+            scope,
         }
     }
 
-    /// How much of each collection snapshots hold.
-    pub(crate) fn held(&self) -> Held {
-        self.held
+    /// The part of each collection that snapshots index.
+    pub(crate) fn scope(&self) -> IndexScope {
+        self.scope
     }
 
     pub(crate) fn get(&self, collection: i64) -> Option<Arc<Snapshot>> {
@@ -31,8 +31,13 @@ impl Published {
         snapshots.get(&collection).cloned()
     }
 
-    /// `None` takes a collection away. Returns what was replaced, for the caller to drop when it is
-    /// not in a hurry: freeing a large snapshot takes a while.
+    pub(crate) fn ids(&self) -> Vec<i64> {
+        let snapshots = self.snapshots.read().unwrap_or_else(PoisonError::into_inner);
+        snapshots.keys().copied().collect()
+    }
+
+    /// Publishes new snapshots; `None` removes a collection. Returns the replaced ones for the caller
+    /// to drop later, because freeing a large snapshot takes a while.
     pub(crate) fn publish(&self, changes: HashMap<i64, Option<Arc<Snapshot>>>) -> Vec<Option<Arc<Snapshot>>> {
         let mut replaced = Vec::with_capacity(changes.len());
         let mut snapshots = self.snapshots.write().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! The connections that read, and how a read sees one state of file and memory.
+//! Read connections, and reads that see file and memory in one state.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +12,7 @@ use crate::sqlite::index::Snapshot;
 use crate::sqlite::published::Published;
 use crate::sqlite::schema::open_reader;
 
-/// A pool of read-only connections, opened as they are needed.
+/// A pool of read-only connections, opened on demand.
 pub(crate) struct Readers {
     database: PathBuf,
     idle: Mutex<Vec<Connection>>,
@@ -28,8 +28,7 @@ impl Readers {
         }
     }
 
-    /// Runs work that may take the processor for a while, off the async threads, in one read
-    /// transaction.
+    /// Runs work in one read transaction on a blocking thread.
     pub(crate) async fn read<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Connection) -> Result<T> + Send + 'static,
@@ -50,14 +49,14 @@ impl Readers {
         outcome.await.map_err(|e| Error::Worker(e.to_string()))?
     }
 
-    /// No further reads; those that run go on.
+    /// Refuses further reads. Running ones go on.
     pub(crate) fn close(&self) {
         self.permits.close();
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
 
-/// A connection that goes back to the pool whatever happens.
+/// A connection that returns to the pool when dropped.
 struct Lease<'a> {
     readers: &'a Readers,
     connection: Option<Connection>,
@@ -111,25 +110,25 @@ impl Drop for ReadTransaction<'_> {
             .prepare_cached("COMMIT")
             .and_then(|mut commit| commit.execute([]));
         if let Err(error) = ended {
-            tracing::error!(%error, "a read transaction could not be ended");
+            tracing::error!(%error, "could not end a read transaction");
         }
     }
 }
 
 /// A collection in one state: its row, and the snapshot of the same version.
-pub(crate) struct View {
-    /// What its rows are known by.
+pub(crate) struct CollectionView {
+    /// The id of the collection in the tables.
     pub(crate) key: i64,
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) collection: Collection,
 }
 
-/// Opens a read transaction in which a collection's rows and its snapshot are of one state.
-pub(crate) fn view<'c>(
+/// Begins a read transaction in which the rows of a collection and its snapshot have one state.
+pub(crate) fn read_collection<'c>(
     connection: &'c Connection,
     published: &Published,
     name: &CollectionName,
-) -> Result<(ReadTransaction<'c>, View)> {
+) -> Result<(ReadTransaction<'c>, CollectionView)> {
     loop {
         let transaction = ReadTransaction::begin(connection)?;
         let head = transaction
@@ -145,9 +144,9 @@ pub(crate) fn view<'c>(
     }
 }
 
-/// All collections in one state, by name; those of Ragstone's own are left out.
-pub(crate) fn view_all(connection: &Connection, published: &Published) -> Result<Vec<Collection>> {
-    'again: loop {
+/// All collections in one state, by name, without internal ones.
+pub(crate) fn read_collections(connection: &Connection, published: &Published) -> Result<Vec<Collection>> {
+    'retry: loop {
         let transaction = ReadTransaction::begin(connection)?;
         let heads: Vec<Head> = transaction
             .connection
@@ -159,7 +158,7 @@ pub(crate) fn view_all(connection: &Connection, published: &Published) -> Result
         let mut collections = Vec::with_capacity(heads.len());
         for head in heads {
             let Some(snapshot) = head.snapshot(published) else {
-                continue 'again;
+                continue 'retry;
             };
             collections.push(head.view(snapshot)?.collection);
         }
@@ -184,9 +183,9 @@ impl Head {
         })
     }
 
-    /// The published snapshot of this version. Between commit and publication, which are
-    /// microseconds apart, it waits; `None` means that the writer has gone on, and that the read
-    /// must start over.
+    /// The published snapshot of this version. Waits for the microseconds between commit and
+    /// publication. `None` means that the writer has published a newer one, and the read must start
+    /// over.
     fn snapshot(&self, published: &Published) -> Option<Arc<Snapshot>> {
         let mut waited = 0u32;
         loop {
@@ -194,7 +193,7 @@ impl Head {
             match &snapshot {
                 Some(found) if found.version == self.version => return snapshot,
                 Some(found) if found.version > self.version => return None,
-                // Older, or new and not there yet, or deleted meanwhile.
+                // Older, not yet published, or deleted.
                 _ => {
                     waited += 1;
                     if waited > 1000 {
@@ -206,13 +205,13 @@ impl Head {
         }
     }
 
-    fn view(self, snapshot: Arc<Snapshot>) -> Result<View> {
+    fn view(self, snapshot: Arc<Snapshot>) -> Result<CollectionView> {
         let metadata: Metadata = serde_json::from_str(&self.metadata)?;
         let name = match self.name.strip_prefix('.') {
             Some(internal) => CollectionName::internal(internal),
             None => CollectionName::parse(self.name).map_err(|e| Error::Damaged(e.to_string()))?,
         };
-        Ok(View {
+        Ok(CollectionView {
             key: self.id,
             collection: Collection {
                 name,

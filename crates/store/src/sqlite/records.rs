@@ -1,4 +1,4 @@
-//! Reading records.
+//! Reads of records.
 
 use async_trait::async_trait;
 use ragstone_core::records::{Applied, Millis, Record, RecordChange, RecordCounts, RecordRange, Records};
@@ -13,12 +13,12 @@ fn read_record(row: &Row<'_>) -> rusqlite::Result<Record> {
         group: row.get(1)?,
         value: row.get(2)?,
         version: row.get(3)?,
-        due: row.get(4)?,
+        run_at: row.get(4)?,
     })
 }
 
-/// The longest due first.
-pub(crate) fn due_records(
+/// The records whose time to run has come, the earliest first.
+pub(crate) fn ready_records(
     connection: &Connection,
     kind: &str,
     limit: usize,
@@ -66,7 +66,7 @@ impl Records for SqliteStore {
             .read(move |connection| {
                 let mut sql = "SELECT key, grp, value, version, due FROM records WHERE kind = ?1".to_owned();
                 if range.group.is_some() {
-                    // Told apart so that the index, which leaves ungrouped records out, can serve.
+                    // The condition lets SQLite use the index, which leaves ungrouped records out.
                     sql += if range.group.as_deref() == Some("") {
                         " AND grp = ?2"
                     } else {
@@ -102,16 +102,16 @@ impl Records for SqliteStore {
                 };
                 Ok(RecordCounts {
                     total: count("SELECT count(*) FROM records WHERE kind = ?1")?,
-                    due: count("SELECT count(*) FROM records WHERE kind = ?1 AND due IS NOT NULL")?,
+                    waiting: count("SELECT count(*) FROM records WHERE kind = ?1 AND due IS NOT NULL")?,
                 })
             })
             .await?)
     }
 
-    async fn due(&self, kind: &str, limit: usize, now: Millis) -> Result<Vec<Record>, StorageError> {
+    async fn ready(&self, kind: &str, limit: usize, now: Millis) -> Result<Vec<Record>, StorageError> {
         let kind = kind.to_owned();
         Ok(self
-            .read(move |connection| Ok(due_records(connection, &kind, limit, now)?))
+            .read(move |connection| Ok(ready_records(connection, &kind, limit, now)?))
             .await?)
     }
 

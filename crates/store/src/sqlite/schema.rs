@@ -1,9 +1,11 @@
-//! The database file: how it is opened, locked, and brought to the current schema.
+//! The database file: opening, locking and migration.
 //!
-//! `collections.version` grows with every transaction that touches the collection; it is what ties
-//! a read transaction to the in-memory snapshot of the same state. Document rowids are never used
-//! twice and ascend in the order of insertion. Each collection that has documents has one `vec0`
-//! table, named after its id, whose rowids are those of the documents.
+//! `collections.version` grows with every transaction that touches the collection; it ties a read
+//! transaction to the in-memory snapshot of the same state. Emptying a collection gives it another
+//! id. Document rowids are never used twice and ascend in the order of insertion. Each collection
+//! that has documents has one `vec0` table, named after its id, whose rowids are those of the
+//! documents. A document whose rowid is in `deleted_documents` does not exist; `deleted_collections`
+//! lists ids whose documents do not exist.
 
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -17,7 +19,8 @@ pub(crate) const LOCK_FILE: &str = "ragstone.lock";
 
 /// One entry per schema version, applied in order; `user_version` counts those applied. Entries
 /// that have been released are never edited.
-pub(crate) const MIGRATIONS: &[&str] = &["
+pub(crate) const MIGRATIONS: &[&str] = &[
+    "
 CREATE TABLE collections (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     name TEXT NOT NULL UNIQUE,
@@ -62,10 +65,21 @@ CREATE INDEX records_by_due ON records (kind, due) WHERE due IS NOT NULL;
 -- Record versions come from one clock, so that a record written again never gets an old one back.
 CREATE TABLE record_clock (now INTEGER NOT NULL) STRICT;
 INSERT INTO record_clock VALUES (0);
-"];
+",
+    "
+-- Rows of documents that are deleted, and not yet removed: sets of up to 256 rowids.
+CREATE TABLE deleted_documents (
+    collection INTEGER NOT NULL,
+    first INTEGER NOT NULL,
+    rowids BLOB NOT NULL,
+    PRIMARY KEY (collection, first)
+) STRICT, WITHOUT ROWID;
+-- Ids of collections that were emptied or deleted, whose rows are not yet removed.
+CREATE TABLE deleted_collections (id INTEGER PRIMARY KEY) STRICT;
+",
+];
 
-/// A data directory that no other process uses; the operating system drops the lock with the file,
-/// however the process ends.
+/// A locked data directory. The operating system releases the lock when the process ends.
 pub(crate) struct DataDirectory {
     path: PathBuf,
     _lock: File,
@@ -98,7 +112,7 @@ impl DataDirectory {
         self.path.join(DATABASE_FILE)
     }
 
-    /// What the database and its log take on the disk.
+    /// Size of the database and its log on disk.
     pub(crate) fn storage_bytes(&self) -> u64 {
         ["", "-wal"]
             .iter()
@@ -108,17 +122,16 @@ impl DataDirectory {
     }
 }
 
-/// Opens the one connection that writes, and migrates the schema.
+/// Opens the only connection that writes, and migrates the schema.
 pub(crate) fn open_writer(path: &Path) -> Result<Connection> {
     crate::sqlite::vec_extension::register();
     let mut connection = Connection::open_with_flags(
         path,
         OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX,
     )?;
-    // auto_vacuum only takes effect before the first table is made, hence first. Fast secure_delete
-    // overwrites what is deleted within pages, but not whole pages that become free: those are gone
-    // when the writer tidies up. Overwriting them as well made emptying 50,000 documents three times
-    // as slow.
+    // auto_vacuum must be set before the first table is created. Fast secure_delete overwrites deleted
+    // data within pages, but not pages that become free: these go when the writer tidies up.
+    // Overwriting them as well made emptying 50,000 documents three times as slow.
     connection.execute_batch(
         "PRAGMA auto_vacuum = INCREMENTAL;
          PRAGMA journal_mode = WAL;
@@ -129,7 +142,7 @@ pub(crate) fn open_writer(path: &Path) -> Result<Connection> {
          PRAGMA cache_size = -32000;
          PRAGMA temp_store = MEMORY;",
     )?;
-    // Nobody else writes, and a reader that still needs the log must not hold up the writer.
+    // There is no other writer, and a reader that uses the log must not block this one.
     connection.busy_timeout(std::time::Duration::ZERO)?;
     connection.set_prepared_statement_cache_capacity(128);
     migrate(&mut connection)?;
@@ -165,7 +178,7 @@ fn migrate(connection: &mut Connection) -> Result<()> {
     Ok(())
 }
 
-/// The name of a collection's vector table. Made of a number only, so it is safe inside SQL text.
+/// The name of a collection's vector table. It contains only a number, so it is safe inside SQL text.
 pub(crate) fn vector_table(collection: i64) -> String {
     format!("vectors_{collection}")
 }

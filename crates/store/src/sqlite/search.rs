@@ -1,4 +1,4 @@
-//! One search: filter, rank by meaning and by word, fuse, and fetch the documents.
+//! One search: filter, rank by vector and by words, fuse, and fetch the documents.
 
 use ragstone_core::analysis::analyze_query;
 use ragstone_core::fusion::{HitRanks, Rank, fuse};
@@ -15,8 +15,8 @@ use crate::sqlite::export::vector_models;
 use crate::sqlite::index::Snapshot;
 use crate::sqlite::index::dense::{Candidates, Neighbour, nearest};
 use crate::sqlite::index::kernel::dot;
-use crate::sqlite::readers::View;
-use crate::sqlite::siblings::Siblings;
+use crate::sqlite::readers::CollectionView;
+use crate::sqlite::siblings::SiblingGatherer;
 
 /// A hit before its document is fetched.
 struct Ranked {
@@ -25,7 +25,11 @@ struct Ranked {
     ranks: HitRanks,
 }
 
-pub(crate) fn search(connection: &Connection, view: &View, mut request: StorageQuery) -> Result<SearchHits> {
+pub(crate) fn search(
+    connection: &Connection,
+    view: &CollectionView,
+    mut request: StorageQuery,
+) -> Result<SearchHits> {
     let mut clock = StageClock::default();
     let snapshot = &view.snapshot;
     if let Some(vector) = &mut request.vector {
@@ -61,7 +65,7 @@ pub(crate) fn search(connection: &Connection, view: &View, mut request: StorageQ
     let mut siblings_cut = false;
     if let Some(request) = &request.siblings {
         siblings_cut = clock.time("expand", || {
-            let mut siblings = Siblings::new(connection, snapshot, request);
+            let mut siblings = SiblingGatherer::new(connection, snapshot, request);
             for (hit, Ranked { slot, .. }) in hits.iter_mut().zip(&ranked) {
                 hit.siblings = siblings.of(*slot, &hit.document)?;
             }
@@ -81,8 +85,8 @@ pub(crate) fn search(connection: &Connection, view: &View, mut request: StorageQ
     })
 }
 
-/// Where the documents of these ids stand, as far as they are there.
-fn slots_of(connection: &Connection, view: &View, ids: &[DocumentId]) -> Result<RoaringBitmap> {
+/// The slots of the documents with these ids that exist.
+fn slots_of(connection: &Connection, view: &CollectionView, ids: &[DocumentId]) -> Result<RoaringBitmap> {
     let mut find =
         connection.prepare_cached("SELECT rowid FROM documents WHERE collection = ?1 AND id = ?2")?;
     let mut slots = RoaringBitmap::new();

@@ -1,4 +1,4 @@
-//! The siblings of hits, of the state that was searched.
+//! The siblings of hits, read from the state that was searched.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -16,7 +16,7 @@ use crate::sqlite::index::Snapshot;
 use crate::sqlite::search::fetch;
 
 /// Every section is ordered once and every document read once, however many hits share them.
-pub(crate) struct Siblings<'a> {
+pub(crate) struct SiblingGatherer<'a> {
     connection: &'a Connection,
     snapshot: &'a Snapshot,
     gathering: Gathering<'a>,
@@ -26,11 +26,11 @@ pub(crate) struct Siblings<'a> {
 
 struct Section<'a> {
     members: Cow<'a, RoaringBitmap>,
-    /// In document order, where the section is small enough to be looked at whole.
+    /// In document order, if the section is small enough to be ordered as a whole.
     ordered: Option<Arc<[u32]>>,
 }
 
-impl<'a> Siblings<'a> {
+impl<'a> SiblingGatherer<'a> {
     pub(crate) fn new(
         connection: &'a Connection,
         snapshot: &'a Snapshot,

@@ -1,4 +1,4 @@
-//! The embedded store as the rest of Ragstone sees it.
+//! The embedded store as a [`Storage`].
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,24 +19,26 @@ use crate::error::{Error, Result};
 use crate::ranking::document;
 use crate::sqlite::export::{export, models_by_id, vector_models};
 use crate::sqlite::faults::Faults;
-use crate::sqlite::index::fields::FieldIndex;
-use crate::sqlite::index::held::Held;
+use crate::sqlite::index::scope::IndexScope;
 use crate::sqlite::load::load_all;
 use crate::sqlite::published::Published;
-use crate::sqlite::readers::{ReadTransaction, Readers, View, view, view_all};
+use crate::sqlite::readers::{CollectionView, ReadTransaction, Readers, read_collection, read_collections};
 use crate::sqlite::schema::{DataDirectory, open_writer};
 use crate::sqlite::search::{fetch, search};
-use crate::sqlite::writer::{QueueLimits, Size, Transaction, Writer, prepare};
+use crate::sqlite::writer::{QueueLimits, Statements, Transaction, Writer, prepare};
 
 #[derive(Debug, Clone)]
 pub struct StoreOptions {
-    /// How many writes may wait; further ones are refused until some are done.
+    /// Maximum number of queued writes; more are refused.
     pub queued_writes: usize,
-    /// How many bytes of writes may wait.
+    /// Maximum size of queued writes in bytes.
     pub queued_bytes: usize,
-    /// How many reads run at once; further ones wait for their turn.
+    /// Maximum number of concurrent reads; more wait for their turn.
     pub readers: usize,
-    pub held: Held,
+    pub index_scope: IndexScope,
+    /// Up to this many documents are removed from the file by the write that deletes them. More are
+    /// only marked as deleted, and removed soon after.
+    pub immediate_deletes: usize,
 }
 
 impl Default for StoreOptions {
@@ -45,7 +47,8 @@ impl Default for StoreOptions {
             queued_writes: 8192,
             queued_bytes: 256 << 20,
             readers: std::thread::available_parallelism().map_or(4, usize::from).max(2) * 2,
-            held: Held::Everything,
+            index_scope: IndexScope::Everything,
+            immediate_deletes: 256,
         }
     }
 }
@@ -56,12 +59,13 @@ pub struct SqliteStore {
     readers: Arc<Readers>,
     writer: Writer,
     thread: Mutex<Option<JoinHandle<()>>>,
+    immediate_deletes: usize,
     directory: DataDirectory,
 }
 
 impl SqliteStore {
-    /// Opens or creates the store in a data directory and loads its indexes. Blocks; a large store
-    /// takes a second or two.
+    /// Opens or creates the store in a data directory and loads its indexes. Blocks; a large store takes
+    /// a few seconds.
     pub fn open(directory: impl AsRef<Path>, options: StoreOptions) -> Result<Self> {
         Self::open_with(directory.as_ref(), options, Faults::default())
     }
@@ -70,8 +74,8 @@ impl SqliteStore {
         let directory = DataDirectory::open(directory)?;
         let connection = open_writer(&directory.database())?;
         let published = Arc::new(Published::new(
-            load_all(&directory.database(), options.held)?,
-            options.held,
+            load_all(&directory.database(), options.index_scope)?,
+            options.index_scope,
         ));
         let limits = QueueLimits {
             jobs: options.queued_writes.max(1),
@@ -83,17 +87,19 @@ impl SqliteStore {
             readers: Arc::new(Readers::new(directory.database(), options.readers)),
             writer,
             thread: Mutex::new(Some(thread)),
+            immediate_deletes: options.immediate_deletes,
             directory,
         })
     }
 
-    /// Waits until freed space is given back and nothing that was deleted is left in any file. The
-    /// store does so by itself whenever it has been idle for a moment.
+    /// Waits until free pages are returned to the file system and no file contains deleted data. The
+    /// store also does this by itself when it is idle, and after ten seconds under load.
     pub async fn flush(&self) -> Result<(), StorageError> {
         Ok(self.writer.flush().await?)
     }
 
-    /// Finishes the writes that were accepted, empties the log, and stops. Later calls fail.
+    /// Finishes the accepted writes, empties the log, and stops. Later calls fail. Removing deleted data
+    /// is bounded to a few seconds; the next start goes on.
     pub async fn close(&self) -> Result<(), StorageError> {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(thread) = thread else {
@@ -108,7 +114,7 @@ impl SqliteStore {
         }
     }
 
-    /// Asks SQLite to check the whole file; empty means that all is well.
+    /// Has SQLite check the whole file. Returns the problems found.
     pub async fn integrity_check(&self) -> Result<Vec<String>, StorageError> {
         Ok(self
             .read(|connection| {
@@ -131,7 +137,7 @@ impl SqliteStore {
         bytes: usize,
         work: impl FnOnce(&mut Transaction<'_>) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.writer.write(bytes, Size::Many, work).await
+        self.writer.write(bytes, Statements::Many, work).await
     }
 
     pub(crate) async fn write_records(
@@ -139,9 +145,15 @@ impl SqliteStore {
         bytes: usize,
         changes: Vec<RecordChange>,
     ) -> Result<Vec<Applied>> {
-        let size = if changes.len() == 1 { Size::One } else { Size::Many };
+        let statements = if changes.len() == 1 {
+            Statements::One
+        } else {
+            Statements::Many
+        };
         self.writer
-            .write(bytes, size, move |transaction| transaction.apply_records(changes))
+            .write(bytes, statements, move |transaction| {
+                transaction.apply_records(changes)
+            })
             .await
     }
 
@@ -169,26 +181,26 @@ impl SqliteStore {
             .await?)
     }
 
-    /// Refuses what cannot be told from what this store holds in memory.
-    fn check_held(&self, answerable: bool) -> Result<(), StorageError> {
-        if answerable {
+    /// Refuses an operation that needs more than the index in memory covers.
+    fn require_index(&self, operation: &str, covered: bool) -> Result<(), StorageError> {
+        if covered {
             Ok(())
         } else {
-            Err(StorageError::Unsupported(
-                "this process opened the store to write to it, and holds no index for such a question".into(),
-            ))
+            Err(StorageError::Unsupported(format!(
+                "{operation} is unavailable: the store was opened in write-only mode"
+            )))
         }
     }
 
     /// Reads one collection, in one state.
-    async fn look<T: Send + 'static>(
+    async fn view<T: Send + 'static>(
         &self,
         name: &CollectionName,
-        work: impl FnOnce(&ReadTransaction<'_>, View) -> Result<T> + Send + 'static,
+        work: impl FnOnce(&ReadTransaction<'_>, CollectionView) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (published, name) = (self.published.clone(), name.clone());
         self.read(move |connection| {
-            let (transaction, view) = view(connection, &published, &name)?;
+            let (transaction, view) = read_collection(connection, &published, &name)?;
             work(&transaction, view)
         })
         .await
@@ -227,17 +239,17 @@ impl Storage for SqliteStore {
     async fn collections(&self) -> Result<Vec<Collection>, StorageError> {
         let published = self.published.clone();
         Ok(self
-            .read(move |connection| view_all(connection, &published))
+            .read(move |connection| read_collections(connection, &published))
             .await?)
     }
 
     async fn collection(&self, name: &CollectionName) -> Result<Collection, StorageError> {
-        Ok(self.look(name, |_, view| Ok(view.collection)).await?)
+        Ok(self.view(name, |_, view| Ok(view.collection)).await?)
     }
 
     async fn vector_models(&self, name: &CollectionName) -> Result<Vec<ModelIdentity>, StorageError> {
         Ok(self
-            .look(name, |transaction, view| {
+            .view(name, |transaction, view| {
                 vector_models(transaction.connection, &view.snapshot)
             })
             .await?)
@@ -273,30 +285,22 @@ impl Storage for SqliteStore {
         name: &CollectionName,
         ids: &[DocumentId],
     ) -> Result<Vec<Document>, StorageError> {
-        let (name, ids) = (name.clone(), ids.to_vec());
+        let ids = ids.to_vec();
         Ok(self
-            .read(move |connection| {
-                let mut find = connection.prepare_cached(
-                    "SELECT d.id, d.metadata, d.text FROM collections c
-                     LEFT JOIN documents d ON d.collection = c.id AND d.id = ?2 WHERE c.name = ?1",
+            .view(name, move |transaction, view| {
+                let mut find = transaction.connection.prepare_cached(
+                    "SELECT rowid, id, metadata, text FROM documents WHERE collection = ?1 AND id = ?2",
                 )?;
                 let mut found = Vec::with_capacity(ids.len());
                 for id in &ids {
-                    let row = find
-                        .query_row((name.as_str(), id.as_str()), |row| {
-                            Ok((
-                                row.get::<_, Option<String>>(0)?,
-                                row.get::<_, Option<String>>(1)?,
-                                row.get::<_, Option<String>>(2)?,
-                            ))
-                        })
-                        .optional()?;
-                    match row {
-                        None => return Err(Error::CollectionNotFound(name)),
-                        Some((Some(id), Some(metadata), Some(text))) => {
-                            found.push(document(id, &metadata, text)?);
-                        }
-                        Some(_) => {}
+                    let row = find.query_row((view.key, id.as_str()), |row| {
+                        let rowid: i64 = row.get(0)?;
+                        Ok((rowid, row.get(1)?, row.get::<_, String>(2)?, row.get(3)?))
+                    });
+                    if let Some((rowid, id, metadata, text)) = row.optional()?
+                        && view.snapshot.slot(rowid).is_some()
+                    {
+                        found.push(document(id, &metadata, text)?);
                     }
                 }
                 Ok(found)
@@ -309,9 +313,11 @@ impl Storage for SqliteStore {
         name: &CollectionName,
         ids: &[DocumentId],
     ) -> Result<Vec<(DocumentId, Option<ModelIdentity>)>, StorageError> {
-        let (name, ids) = (name.clone(), ids.to_vec());
+        let ids = ids.to_vec();
         Ok(self
-            .read(move |connection| models_by_id(connection, &name, &ids))
+            .view(name, move |transaction, view| {
+                models_by_id(transaction.connection, &view, &ids)
+            })
             .await?)
     }
 
@@ -321,10 +327,10 @@ impl Storage for SqliteStore {
         filter: &Filter,
         page: Page,
     ) -> Result<DocumentPage, StorageError> {
-        self.check_held(self.published.held().answers(filter))?;
+        self.require_index("this filter", self.published.scope().covers(filter))?;
         let filter = filter.clone();
         Ok(self
-            .look(name, move |transaction, view| {
+            .view(name, move |transaction, view| {
                 let slots = view.snapshot.matching(&filter);
                 let total = slots.len();
                 let first = u32::try_from(page.offset)
@@ -352,13 +358,14 @@ impl Storage for SqliteStore {
         let bytes = match &selection {
             Selection::Ids(ids) => 64 * ids.len() + 256,
             Selection::Matching(filter) => {
-                self.check_held(self.published.held().answers(filter))?;
+                self.require_index("this filter", self.published.scope().covers(filter))?;
                 4096
             }
         };
+        let immediate = self.immediate_deletes;
         Ok(self
             .write(bytes, move |transaction| {
-                transaction.delete_documents(&name, selection)
+                transaction.delete_documents(&name, selection, immediate)
             })
             .await?)
     }
@@ -371,16 +378,10 @@ impl Storage for SqliteStore {
     }
 
     async fn metadata_values(&self, name: &CollectionName, field: &str) -> Result<Vec<Value>, StorageError> {
-        self.check_held(self.published.held().has_values_of(field))?;
+        self.require_index("listing values", self.published.scope().has_values_of(field))?;
         let field = field.to_owned();
         Ok(self
-            .look(name, move |_, view| {
-                Ok(view
-                    .snapshot
-                    .fields()
-                    .get(&field)
-                    .map_or_else(Vec::new, FieldIndex::values))
-            })
+            .view(name, move |_, view| Ok(view.snapshot.values(&field)))
             .await?)
     }
 
@@ -389,9 +390,9 @@ impl Storage for SqliteStore {
         name: &CollectionName,
         queries: Vec<StorageQuery>,
     ) -> Result<Vec<SearchHits>, StorageError> {
-        self.check_held(self.published.held() == Held::Everything)?;
+        self.require_index("search", self.published.scope() == IndexScope::Everything)?;
         Ok(self
-            .look(name, move |transaction, view| {
+            .view(name, move |transaction, view| {
                 let searches = queries.into_iter();
                 searches
                     .map(|query| search(transaction.connection, &view, query))
@@ -401,9 +402,9 @@ impl Storage for SqliteStore {
     }
 
     async fn export(&self, name: &CollectionName, range: ExportRange) -> Result<ExportPage, StorageError> {
-        self.check_held(self.published.held() == Held::Everything)?;
+        self.require_index("export", self.published.scope() == IndexScope::Everything)?;
         Ok(self
-            .look(name, move |transaction, view| {
+            .view(name, move |transaction, view| {
                 export(transaction.connection, &view.snapshot, range)
             })
             .await?)

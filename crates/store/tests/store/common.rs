@@ -82,7 +82,14 @@ impl Home {
 
     pub(crate) async fn open(&self) -> Arc<dyn Subject> {
         match self {
-            Self::Folder(folder) => Arc::new(open(folder.path())),
+            Self::Folder(folder) => {
+                // Deleting two documents is a bulk delete, so that every test covers these.
+                let options = StoreOptions {
+                    immediate_deletes: 1,
+                    ..StoreOptions::default()
+                };
+                Arc::new(SqliteStore::open(folder.path(), options).unwrap())
+            }
             Self::Database(url) => Arc::new(open_postgres(url).await),
         }
     }

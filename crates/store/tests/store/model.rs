@@ -9,7 +9,7 @@ use ragstone_core::storage::{
     MetadataUpdate, Page, Selection, Storage, StorageError, StorageQuery, StoredDocument,
 };
 use ragstone_core::{Filter, Metadata};
-use ragstone_store::{Held, SqliteStore, StoreOptions};
+use ragstone_store::{IndexScope, SqliteStore, StoreOptions};
 use serde_json::{Value, json};
 
 use crate::common::*;
@@ -324,29 +324,29 @@ async fn agrees(engine: Engine, operations: &[Operation], filters: &[Value], que
     store.examine().await;
 }
 
-/// A store that holds a few fields in memory writes the same, answers what it can tell from them, and
+/// A store that indexes only a few fields writes the same, answers filters on these fields, and
 /// refuses everything else.
-async fn agrees_holding_fields(operations: &[Operation], filters: &[Value], query: &[f32]) {
-    const HELD: Held = Held::Fields {
+async fn agrees_indexing_fields(operations: &[Operation], filters: &[Value], query: &[f32]) {
+    const SCOPE: IndexScope = IndexScope::Fields {
         values: &["colour", "size"],
         presence: &["tags"],
     };
     let folder = tempfile::tempdir().unwrap();
-    let open_holding = |held| {
+    let open_indexing = |scope| {
         let options = StoreOptions {
-            held,
+            index_scope: scope,
             ..StoreOptions::default()
         };
         SqliteStore::open(folder.path(), options).unwrap()
     };
-    let mut store = open_holding(HELD);
+    let mut store = open_indexing(SCOPE);
     let mut model = Model::default();
     for (operation, filter) in operations.iter().zip(filters) {
         match operation {
             Operation::Reopen => {
                 store.close().await.unwrap();
                 drop(store);
-                store = open_holding(HELD);
+                store = open_indexing(SCOPE);
             }
             Operation::DeleteMatching(c, filter) => {
                 let selection = Selection::Matching(Filter::parse(filter).unwrap());
@@ -408,7 +408,7 @@ async fn agrees_holding_fields(operations: &[Operation], filters: &[Value], quer
     }
     store.close().await.unwrap();
     drop(store);
-    let store = open_holding(Held::Everything);
+    let store = open_indexing(IndexScope::Everything);
     for filter in filters.iter().take(3) {
         let filter = Filter::parse(filter).unwrap();
         compare(&store, &model, &filter, query, "lifting wing zx-4417").await;
@@ -455,7 +455,7 @@ proptest! {
         filters in prop::collection::vec(any_filter(), 30),
         query in any_query(),
     ) {
-        run(agrees_holding_fields(&operations, &filters, &query));
+        run(agrees_indexing_fields(&operations, &filters, &query));
     }
 }
 

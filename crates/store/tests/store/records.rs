@@ -11,7 +11,7 @@ on_every_store!(
     a_claim_is_exclusive_until_its_lease_ends,
 );
 
-fn put(key: &str, value: &str, due: Option<i64>, expect: Expect) -> RecordChange {
+fn put(key: &str, value: &str, run_at: Option<i64>, expect: Expect) -> RecordChange {
     RecordChange::Put {
         kind: "job".into(),
         key: key.into(),
@@ -21,7 +21,7 @@ fn put(key: &str, value: &str, due: Option<i64>, expect: Expect) -> RecordChange
             String::new()
         },
         value: value.into(),
-        due,
+        run_at,
         expect,
     }
 }
@@ -147,7 +147,7 @@ async fn lists_are_paged_by_key_and_group(engine: Engine) {
     assert_eq!(list(Some("nobody"), None, 100).await, Vec::<String>::new());
     assert_eq!(
         store.counts("job").await.unwrap(),
-        RecordCounts { total: 6, due: 0 }
+        RecordCounts { total: 6, waiting: 0 }
     );
 }
 
@@ -162,7 +162,7 @@ async fn a_claim_is_exclusive_until_its_lease_ends(engine: Engine) {
         .unwrap();
     assert_eq!(
         store.counts("job").await.unwrap(),
-        RecordCounts { total: 101, due: 101 }
+        RecordCounts { total: 101, waiting: 101 }
     );
 
     let first = store.claim("job", 2, 1000, 2000).await.unwrap();
@@ -186,6 +186,6 @@ async fn a_claim_is_exclusive_until_its_lease_ends(engine: Engine) {
     assert!(matches!(applied[1], Applied::Done { .. }));
     assert_eq!(
         store.counts("job").await.unwrap(),
-        RecordCounts { total: 101, due: 100 }
+        RecordCounts { total: 101, waiting: 100 }
     );
 }

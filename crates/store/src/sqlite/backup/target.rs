@@ -1,5 +1,5 @@
-//! Where a backup may be written and read: never at the files of a store that is in use, and never
-//! over something else.
+//! Checks of the paths of a backup: never a file of a store that is in use, and never over another
+//! file.
 
 use std::fs::{File, Metadata};
 use std::io::Read;
@@ -11,7 +11,7 @@ use super::with_suffix;
 use crate::error::{Error, Result};
 use crate::sqlite::schema::{DATABASE_FILE, LOCK_FILE};
 
-/// What a data directory has beside the database, as endings of its name.
+/// Suffixes of the files beside the database.
 const BESIDE: [&str; 5] = ["", "-wal", "-shm", "-journal", ".restoring"];
 
 pub(super) fn check_target(directory: &Path, file: &Path) -> Result<()> {
@@ -23,7 +23,7 @@ pub(super) fn check_target(directory: &Path, file: &Path) -> Result<()> {
     if !folder.is_dir() {
         return Err(refused(&format!("there is no folder {}", folder.display())));
     }
-    // A folder with a lock is a data directory, whoever uses it.
+    // A folder with a lock file is a data directory.
     let anothers = folder.join(LOCK_FILE).exists() && has_own_name(folder, file);
     if anothers || is_own(directory, file) {
         return Err(refused("this is a file of the store itself"));
@@ -72,7 +72,7 @@ fn has_own_name(directory: &Path, file: &Path) -> bool {
     own_files(directory).any(|own| own.file_name() == file.file_name())
 }
 
-/// Whether a file is one of a data directory's, by any name, or would get the name of one.
+/// Whether a path is, or would become, a file of a data directory.
 fn is_own(directory: &Path, file: &Path) -> bool {
     let same_folder = match (directory.canonicalize(), folder(file).canonicalize()) {
         (Ok(directory), Ok(folder)) => directory == folder,
@@ -81,7 +81,7 @@ fn is_own(directory: &Path, file: &Path) -> bool {
     (same_folder && has_own_name(directory, file)) || own_files(directory).any(|own| same(&own, file))
 }
 
-/// Also by symbolic and hard links.
+/// Follows symbolic and hard links.
 fn same(own: &Path, other: &Path) -> bool {
     match (std::fs::metadata(own), std::fs::metadata(other)) {
         (Ok(own_facts), Ok(facts)) => {
@@ -102,7 +102,8 @@ fn same_inode(_: &Metadata, _: &Metadata) -> bool {
     false
 }
 
-/// A database of ours that keeps no log: one that a server has used keeps one.
+/// Whether a file is a Ragstone database without a write-ahead log, as backups are; one that a server
+/// has used has a log.
 fn is_backup(file: &Path) -> bool {
     const SIGNATURE: &[u8] = b"SQLite format 3\0";
     const WITHOUT_LOG: &[u8] = &[1, 1];

@@ -30,6 +30,13 @@ impl Slots {
         }
     }
 
+    fn from_set(slots: RoaringBitmap) -> Option<Self> {
+        match (slots.len(), slots.min()) {
+            (1, Some(only)) => Some(Self::One(only)),
+            (_, first) => first.map(|_| Self::Many(Arc::new(slots))),
+        }
+    }
+
     fn insert(&mut self, slot: u32) {
         match self {
             Self::One(only) if *only == slot => {}
@@ -37,6 +44,13 @@ impl Slots {
             Self::Many(slots) => {
                 Arc::make_mut(slots).insert(slot);
             }
+        }
+    }
+
+    fn any_of(&self, live: &RoaringBitmap) -> bool {
+        match self {
+            Self::One(slot) => live.contains(*slot),
+            Self::Many(slots) => !slots.is_disjoint(live),
         }
     }
 
@@ -121,10 +135,16 @@ impl FieldIndex {
         sets.finish()
     }
 
-    /// Distinct scalars in their order.
-    pub(crate) fn values(&self) -> Vec<Value> {
-        let mut scalars = self.scalars.keys().peekable();
-        let mut elements = self.elements.keys().peekable();
+    /// Distinct scalars in their order; with `live`, only those that a live document has.
+    pub(crate) fn values(&self, live: Option<&RoaringBitmap>) -> Vec<Value> {
+        let is_live = |slots: &Slots| live.is_none_or(|live| slots.any_of(live));
+        let keys = |map: &'_ ValueMap| {
+            let live = map.iter().filter(|(_, slots)| is_live(slots));
+            live.map(|(value, _)| value.clone()).collect::<Vec<_>>()
+        };
+        let (scalars, elements) = (keys(&self.scalars), keys(&self.elements));
+        let mut scalars = scalars.iter().peekable();
+        let mut elements = elements.iter().peekable();
         let mut values = Vec::with_capacity(self.scalars.len() + self.elements.len());
         loop {
             let next = match (scalars.peek(), elements.peek()) {
@@ -193,8 +213,8 @@ impl Fields {
                 continue;
             };
             Arc::make_mut(&mut field.present).insert(slot);
-            each_scalar(value, |place, scalar| {
-                let map = field.map(place);
+            each_scalar(value, |kind, scalar| {
+                let map = field.map(kind);
                 match map.get_mut(&scalar) {
                     Some(slots) => slots.insert(slot),
                     None => {
@@ -212,8 +232,8 @@ impl Fields {
                 continue;
             };
             Arc::make_mut(&mut field.present).remove(slot);
-            each_scalar(value, |place, scalar| {
-                let map = field.map(place);
+            each_scalar(value, |kind, scalar| {
+                let map = field.map(kind);
                 if map.get_mut(&scalar).is_some_and(|slots| !slots.remove(slot)) {
                     map.remove(&scalar);
                 }
@@ -224,28 +244,26 @@ impl Fields {
         }
     }
 
-    /// The same index with every slot renumbered.
-    pub(crate) fn renumber(&self, new_slot: &dyn Fn(u32) -> u32) -> Self {
-        let set = |slots: &RoaringBitmap| Arc::new(slots.iter().map(new_slot).collect());
+    /// The same index with every slot renumbered. Slots without a new number are left out.
+    pub(crate) fn renumber(&self, new_slot: &dyn Fn(u32) -> Option<u32>) -> Self {
+        let set = |slots: &RoaringBitmap| slots.iter().filter_map(new_slot).collect::<RoaringBitmap>();
         let map = |values: &ValueMap| {
-            values
-                .iter()
-                .map(|(value, slots)| {
-                    let slots = match slots {
-                        Slots::One(slot) => Slots::One(new_slot(*slot)),
-                        Slots::Many(slots) => Slots::Many(set(slots)),
-                    };
-                    (value.clone(), slots)
-                })
-                .collect()
+            let renumbered = values.iter().filter_map(|(value, slots)| {
+                let slots = match slots {
+                    Slots::One(slot) => Slots::One(new_slot(*slot)?),
+                    Slots::Many(slots) => Slots::from_set(set(slots))?,
+                };
+                Some((value.clone(), slots))
+            });
+            renumbered.collect()
         };
-        let fields = self.fields.iter().map(|(name, field)| {
+        let fields = self.fields.iter().filter_map(|(name, field)| {
             let field = FieldIndex {
                 scalars: map(&field.scalars),
                 elements: map(&field.elements),
-                present: set(&field.present),
+                present: Arc::new(set(&field.present)),
             };
-            (name.clone(), field)
+            (!field.is_empty()).then(|| (name.clone(), field))
         });
         Self {
             fields: fields.collect(),
@@ -277,10 +295,10 @@ impl FieldsBuilder {
                 continue;
             };
             field.present.push(slot);
-            each_scalar(value, |place, scalar| {
-                let map = match place {
-                    Place::Scalar => &mut field.scalars,
-                    Place::Element => &mut field.elements,
+            each_scalar(value, |kind, scalar| {
+                let map = match kind {
+                    Kind::Scalar => &mut field.scalars,
+                    Kind::Element => &mut field.elements,
                 };
                 let slots = map.entry(scalar).or_default();
                 // A list may have an element twice.
@@ -319,29 +337,29 @@ impl FieldsBuilder {
 }
 
 #[derive(Clone, Copy)]
-enum Place {
+enum Kind {
     Scalar,
     Element,
 }
 
 impl FieldIndex {
-    fn map(&mut self, place: Place) -> &mut ValueMap {
-        match place {
-            Place::Scalar => &mut self.scalars,
-            Place::Element => &mut self.elements,
+    fn map(&mut self, kind: Kind) -> &mut ValueMap {
+        match kind {
+            Kind::Scalar => &mut self.scalars,
+            Kind::Element => &mut self.elements,
         }
     }
 }
 
-fn each_scalar(value: &Value, mut visit: impl FnMut(Place, Scalar)) {
+fn each_scalar(value: &Value, mut visit: impl FnMut(Kind, Scalar)) {
     match value {
         Value::Array(elements) => elements
             .iter()
             .filter_map(Scalar::from_json)
-            .for_each(|scalar| visit(Place::Element, scalar)),
+            .for_each(|scalar| visit(Kind::Element, scalar)),
         single => {
             if let Some(scalar) = Scalar::from_json(single) {
-                visit(Place::Scalar, scalar);
+                visit(Kind::Scalar, scalar);
             }
         }
     }

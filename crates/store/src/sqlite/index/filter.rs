@@ -8,7 +8,7 @@ use roaring::RoaringBitmap;
 
 use super::fields::Fields;
 
-/// The slots of `live` whose documents pass the filter. Everything in `fields` is within `live`.
+/// The slots whose documents pass the filter: within `live` as far as `fields` is.
 pub(crate) fn matching<'a>(
     filter: &Filter,
     fields: &'a Fields,

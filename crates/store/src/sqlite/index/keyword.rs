@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use ragstone_core::analysis::QueryTerm;
 use ragstone_core::bm25::{Bm25, idf};
+use rayon::prelude::*;
 use roaring::RoaringBitmap;
 
 use super::chunked::Chunked;
@@ -17,9 +18,9 @@ use super::segment::{MAX_DOCUMENTS, PostingList, SegmentBuilder, SegmentData, me
 use crate::error::Result;
 use crate::sqlite::terms;
 
-/// Stands for a slot where a document is gone.
+/// Marks the slot of a removed document.
 const GONE: u32 = u32::MAX;
-/// The segment of documents that are not in one yet.
+/// Marks documents that are not in a segment yet.
 const FRESH: u32 = u32::MAX;
 
 #[derive(Debug, Clone)]
@@ -29,7 +30,7 @@ struct Segment {
     /// The slot of each local number, or [`GONE`].
     slots: Vec<u32>,
     gone: usize,
-    /// How many documents of a word are gone, by the word's number.
+    /// Number of removed documents of a word, by the word's number.
     removed: BTreeMap<u32, u32>,
 }
 
@@ -37,11 +38,27 @@ impl Segment {
     fn alive(&self) -> usize {
         self.slots.len() - self.gone
     }
+
+    /// Adds these documents, by local number, to the counts of removed ones.
+    fn count_removed(&mut self, removed: &[bool]) {
+        let mut counts: Vec<(u32, u32)> = Vec::new();
+        for word in 0..self.data.words() as u32 {
+            let documents = self.data.postings(word).documents.iter();
+            let gone = documents.filter(|local| removed.get(usize::from(**local)) == Some(&true));
+            let gone = gone.count() as u32;
+            let before = self.removed.get(&word).copied().unwrap_or(0);
+            if before + gone > 0 {
+                counts.push((word, before + gone));
+            }
+        }
+        // Built from sorted pairs, which is far quicker than inserting one by one.
+        self.removed = counts.into_iter().collect();
+    }
 }
 
-/// Where a document's words are.
+/// The segment with a document's words, and its number there.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct SegmentSlot {
     segment: u32,
     local: u32,
 }
@@ -50,7 +67,7 @@ struct Place {
 pub(crate) struct KeywordIndex {
     segments: Vec<Arc<Segment>>,
     next_number: u32,
-    places: Chunked<Place>,
+    positions: Chunked<SegmentSlot>,
     /// Documents of the transaction that is being prepared, with their encoded words.
     fresh: Vec<(u32, Vec<u8>)>,
     documents: u64,
@@ -58,9 +75,9 @@ pub(crate) struct KeywordIndex {
 }
 
 impl KeywordIndex {
-    /// Slots are filled in order: a new one is the number of those there are.
+    /// Slots are filled in order: the new one equals the number of existing ones.
     pub(crate) fn push(&mut self, slot: u32, encoded_terms: Vec<u8>) {
-        self.places.push(Place {
+        self.positions.push(SegmentSlot {
             segment: FRESH,
             local: 0,
         });
@@ -69,9 +86,9 @@ impl KeywordIndex {
 
     pub(crate) fn replace(&mut self, slot: u32, old: &[u8], new: Vec<u8>) -> Result<()> {
         self.remove(slot, old)?;
-        self.places.set(
+        self.positions.set(
             slot as usize,
-            Place {
+            SegmentSlot {
                 segment: FRESH,
                 local: 0,
             },
@@ -81,18 +98,18 @@ impl KeywordIndex {
     }
 
     pub(crate) fn remove(&mut self, slot: u32, encoded_terms: &[u8]) -> Result<()> {
-        let Some(place) = self.places.get(slot as usize) else {
+        let Some(position) = self.positions.get(slot as usize) else {
             return Ok(());
         };
-        if place.segment == FRESH {
+        if position.segment == FRESH {
             self.fresh.retain(|(fresh, _)| *fresh != slot);
             return Ok(());
         }
-        let Some(segment) = self.segments.iter_mut().find(|s| s.number == place.segment) else {
+        let Some(segment) = self.segments.iter_mut().find(|s| s.number == position.segment) else {
             return Ok(());
         };
         let segment = Arc::make_mut(segment);
-        if let Some(of_local) = segment.slots.get_mut(place.local as usize) {
+        if let Some(of_local) = segment.slots.get_mut(position.local as usize) {
             *of_local = GONE;
         }
         segment.gone += 1;
@@ -104,6 +121,40 @@ impl KeywordIndex {
         self.documents -= 1;
         self.total_length -= u64::from(length);
         Ok(())
+    }
+
+    /// Removes many documents without reading their words: counts them in the segments.
+    pub(crate) fn remove_many(&mut self, slots: &RoaringBitmap) {
+        self.fresh.retain(|(slot, _)| !slots.contains(*slot));
+        let removed: Vec<(u64, u64)> = self
+            .segments
+            .par_iter_mut()
+            .map(|segment| {
+                let is_removed = |slot: &u32| *slot != GONE && slots.contains(*slot);
+                let removed: Vec<bool> = segment.slots.iter().map(is_removed).collect();
+                let documents = removed.iter().filter(|removed| **removed).count();
+                if documents == 0 {
+                    return (0, 0);
+                }
+                let segment = Arc::make_mut(segment);
+                let mut length = 0;
+                for (local, slot) in segment.slots.iter_mut().enumerate() {
+                    if removed.get(local) == Some(&true) {
+                        *slot = GONE;
+                        length += u64::from(segment.data.length(local));
+                    }
+                }
+                segment.gone += documents;
+                if segment.alive() > 0 {
+                    segment.count_removed(&removed);
+                }
+                (documents as u64, length)
+            })
+            .collect();
+        for (documents, length) in removed {
+            self.documents -= documents;
+            self.total_length -= length;
+        }
     }
 
     /// Makes segments of the fresh documents, and merges what has become too many.
@@ -127,8 +178,8 @@ impl KeywordIndex {
         Ok(())
     }
 
-    /// Takes a finished segment, whose documents have these slots. They have places already, or
-    /// get them now if the slots go on where the places end.
+    /// Adds a finished segment, whose documents have these slots. They have positions already, or get
+    /// them now if the slots continue where the positions end.
     pub(crate) fn add_segment(&mut self, data: SegmentData, slots: Vec<u32>) {
         self.documents += data.len() as u64;
         self.total_length += (0..data.len())
@@ -146,14 +197,14 @@ impl KeywordIndex {
         let number = self.next_number;
         self.next_number += 1;
         for (local, slot) in slots.iter().enumerate() {
-            let place = Place {
+            let position = SegmentSlot {
                 segment: number,
                 local: local as u32,
             };
-            if *slot as usize == self.places.len() {
-                self.places.push(place);
+            if *slot as usize == self.positions.len() {
+                self.positions.push(position);
             } else {
-                self.places.set(*slot as usize, place);
+                self.positions.set(*slot as usize, position);
             }
         }
         Segment {
@@ -165,7 +216,7 @@ impl KeywordIndex {
         }
     }
 
-    /// From where on the last segments are to become one, if they are.
+    /// The first of the last segments that should be merged, if any.
     fn mergeable(&self) -> Option<usize> {
         let mut first = self.segments.len();
         let mut sum = 0;
@@ -198,11 +249,11 @@ impl KeywordIndex {
         self.segments.splice(range, [Arc::new(merged)]);
     }
 
-    pub(crate) fn renumber(&self, live: &RoaringBitmap, new_slot: &dyn Fn(u32) -> u32) -> Self {
+    pub(crate) fn renumber(&self, live: &RoaringBitmap, new_slot: &dyn Fn(u32) -> Option<u32>) -> Self {
         let segments = self.segments.iter().map(|segment| {
             let slots = segment.slots.iter().map(|slot| match *slot {
                 GONE => GONE,
-                slot => new_slot(slot),
+                slot => new_slot(slot).unwrap_or(GONE),
             });
             Arc::new(Segment {
                 slots: slots.collect(),
@@ -211,14 +262,14 @@ impl KeywordIndex {
         });
         Self {
             segments: segments.collect(),
-            places: live
+            positions: live
                 .iter()
-                .filter_map(|slot| self.places.get(slot as usize))
+                .filter_map(|slot| self.positions.get(slot as usize))
                 .collect(),
             fresh: self
                 .fresh
                 .iter()
-                .map(|(slot, terms)| (new_slot(*slot), terms.clone()))
+                .filter_map(|(slot, terms)| Some((new_slot(*slot)?, terms.clone())))
                 .collect(),
             ..*self
         }
@@ -247,7 +298,7 @@ impl KeywordIndex {
         best(scores, limit)
     }
 
-    /// Where a word is, and what it counts; `None` if no document has it.
+    /// A word's number in each segment, and its weight; `None` if no document has it.
     fn query_word(&self, term: &QueryTerm) -> Option<QueryWord> {
         let numbers: Vec<Option<u32>> = self.segments.iter().map(|s| s.data.find(&term.text)).collect();
         let documents: u64 = self
@@ -270,8 +321,8 @@ impl KeywordIndex {
     fn score_each(&self, words: &[QueryWord], candidates: &RoaringBitmap) -> Vec<(u32, f32)> {
         let bm25 = self.bm25();
         let score = |slot: u32| {
-            let place = self.places.get(slot as usize)?;
-            let at = self.segments.iter().position(|s| s.number == place.segment)?;
+            let position = self.positions.get(slot as usize)?;
+            let at = self.segments.iter().position(|s| s.number == position.segment)?;
             let segment = self.segments.get(at)?;
             let mut sum = 0.0;
             for word in words {
@@ -279,9 +330,9 @@ impl KeywordIndex {
                     continue;
                 };
                 let list = segment.data.postings(*number);
-                if let Ok(found) = list.documents.binary_search(&(place.local as u16)) {
+                if let Ok(found) = list.documents.binary_search(&(position.local as u16)) {
                     let count = list.counts.get(found).copied().unwrap_or(0);
-                    sum += word.weight * bm25.saturation(count, segment.data.length(place.local as usize));
+                    sum += word.weight * bm25.saturation(count, segment.data.length(position.local as usize));
                 }
             }
             (sum > 0.0).then_some((slot, sum))
@@ -291,7 +342,7 @@ impl KeywordIndex {
 
     fn score_lists(&self, words: &[QueryWord], candidates: &RoaringBitmap) -> Vec<(u32, f32)> {
         let bm25 = self.bm25();
-        let mut sums = vec![0.0f32; self.places.len()];
+        let mut sums = vec![0.0f32; self.positions.len()];
         for (at, segment) in self.segments.iter().enumerate() {
             for word in words {
                 let Some(Some(number)) = word.numbers.get(at) else {
@@ -300,7 +351,7 @@ impl KeywordIndex {
                 let PostingList { documents, counts } = segment.data.postings(*number);
                 for (local, count) in documents.iter().zip(counts) {
                     let local = usize::from(*local);
-                    // A document that is gone has no slot, and so no sum.
+                    // A removed document has no slot, and so no sum.
                     if let Some(slot) = segment.slots.get(local)
                         && let Some(sum) = sums.get_mut(*slot as usize)
                     {

@@ -1,4 +1,4 @@
-//! What is held in memory of a collection: an immutable snapshot per state.
+//! The index of a collection in memory: an immutable snapshot per state.
 //!
 //! Documents have dense numbers, their slots, in the order of insertion. A deleted document leaves
 //! its slot empty until the slots are renumbered; a replaced one keeps it. Snapshots share whatever
@@ -10,9 +10,9 @@ pub(crate) mod codes;
 pub(crate) mod dense;
 pub(crate) mod fields;
 pub(crate) mod filter;
-pub(crate) mod held;
 pub(crate) mod kernel;
 pub(crate) mod keyword;
+pub(crate) mod scope;
 pub(crate) mod segment;
 #[cfg(test)]
 mod tests;
@@ -23,15 +23,16 @@ use std::sync::Arc;
 
 use ragstone_core::{Filter, Metadata};
 use roaring::RoaringBitmap;
+use serde_json::Value;
 
 use crate::error::Result;
 use chunked::Chunked;
 use fields::Fields;
-use held::Held;
 use keyword::KeywordIndex;
+use scope::IndexScope;
 use vectors::Vectors;
 
-/// What the indexes need to know of a document.
+/// The part of a document that is indexed.
 #[derive(Debug, Clone)]
 pub(crate) struct Indexed {
     pub(crate) metadata: Metadata,
@@ -41,16 +42,19 @@ pub(crate) struct Indexed {
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Snapshot {
-    /// Of the collection, in the database, when it was in this state.
+    /// The version of the collection in the database.
     pub(crate) version: i64,
-    held: Held,
-    /// How many numbers its vectors have, once there are any.
+    scope: IndexScope,
+    /// Dimensions of its vectors, once there are any.
     dimensions: Option<usize>,
     live: Arc<RoaringBitmap>,
     /// The database row of each slot, ascending.
     rowids: Chunked<i64>,
+    /// May still list documents that were deleted in bulk; see `stale`.
     fields: Fields,
-    /// Empty where only fields are held.
+    /// Number of deleted documents that `fields` still lists.
+    stale: u64,
+    /// Empty if only fields are indexed.
     keyword: KeywordIndex,
     vectors: Option<Vectors>,
 }
@@ -58,7 +62,7 @@ pub(crate) struct Snapshot {
 /// The parts of a snapshot that was read from the database.
 pub(crate) struct SnapshotParts {
     pub(crate) version: i64,
-    pub(crate) held: Held,
+    pub(crate) scope: IndexScope,
     pub(crate) dimensions: Option<usize>,
     pub(crate) rowids: Chunked<i64>,
     pub(crate) fields: Fields,
@@ -66,20 +70,13 @@ pub(crate) struct SnapshotParts {
     pub(crate) vectors: Option<Vectors>,
 }
 
-/// Whether a snapshot got rid of its empty slots.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sealed {
-    AsItWas,
-    Renumbered,
-}
-
-/// Slots are renumbered when more than this many are empty and they outnumber the others.
-const EMPTY_SLOTS_KEPT: usize = 1024;
+/// Number of empty slots that are never worth renumbering.
+const MIN_EMPTY_SLOTS: usize = 1024;
 
 impl Snapshot {
-    pub(crate) fn empty(held: Held) -> Self {
+    pub(crate) fn empty(scope: IndexScope) -> Self {
         Self {
-            held,
+            scope,
             ..Self::default()
         }
     }
@@ -89,21 +86,14 @@ impl Snapshot {
         live.insert_range(0..parts.rowids.len() as u32);
         Self {
             version: parts.version,
-            held: parts.held,
+            scope: parts.scope,
             dimensions: parts.dimensions,
             live: Arc::new(live),
             rowids: parts.rowids,
             fields: parts.fields,
+            stale: 0,
             keyword: parts.keyword,
             vectors: parts.vectors,
-        }
-    }
-
-    /// The state without any document.
-    pub(crate) fn emptied(&self) -> Self {
-        Self {
-            version: self.version,
-            ..Self::empty(self.held)
         }
     }
 
@@ -111,13 +101,21 @@ impl Snapshot {
         self.live.len()
     }
 
-    /// How many slots there are, empty ones included.
+    /// Number of slots, including empty ones.
     pub(crate) fn slots(&self) -> usize {
         self.rowids.len()
     }
 
+    #[cfg(test)]
     pub(crate) fn fields(&self) -> &Fields {
         &self.fields
+    }
+
+    /// The distinct values of a field, in order.
+    pub(crate) fn values(&self, field: &str) -> Vec<Value> {
+        let live = (self.stale > 0).then_some(&*self.live);
+        let field = self.fields.get(field);
+        field.map_or_else(Vec::new, |field| field.values(live))
     }
 
     pub(crate) fn keyword(&self) -> &KeywordIndex {
@@ -133,7 +131,11 @@ impl Snapshot {
     }
 
     pub(crate) fn matching(&self, filter: &Filter) -> Cow<'_, RoaringBitmap> {
-        filter::matching(filter, &self.fields, &self.live)
+        let found = filter::matching(filter, &self.fields, &self.live);
+        match self.stale {
+            0 => found,
+            _ => Cow::Owned(found.as_ref() & &*self.live),
+        }
     }
 
     pub(crate) fn live(&self) -> &RoaringBitmap {
@@ -159,9 +161,9 @@ impl Snapshot {
         let slot = self.rowids.len() as u32;
         self.rowids.push(rowid);
         Arc::make_mut(&mut self.live).insert(slot);
-        self.fields.insert(slot, &self.held.of(&indexed.metadata));
+        self.fields.insert(slot, &self.scope.of(&indexed.metadata));
         let dimensions = *self.dimensions.get_or_insert(vector.len());
-        if self.held == Held::Everything {
+        if self.scope == IndexScope::Everything {
             self.keyword.push(slot, indexed.terms);
             self.vectors
                 .get_or_insert_with(|| Vectors::new(dimensions))
@@ -171,10 +173,10 @@ impl Snapshot {
 
     pub(crate) fn replace(&mut self, slot: u32, vector: &[f32], old: &Indexed, new: Indexed) -> Result<()> {
         if old.metadata != new.metadata {
-            self.fields.remove(slot, &self.held.of(&old.metadata));
-            self.fields.insert(slot, &self.held.of(&new.metadata));
+            self.fields.remove(slot, &self.scope.of(&old.metadata));
+            self.fields.insert(slot, &self.scope.of(&new.metadata));
         }
-        if self.held == Held::Everything && old.terms != new.terms {
+        if self.scope == IndexScope::Everything && old.terms != new.terms {
             self.keyword.replace(slot, &old.terms, new.terms)?;
         }
         if let Some(vectors) = &mut self.vectors {
@@ -185,37 +187,54 @@ impl Snapshot {
 
     pub(crate) fn remove(&mut self, slot: u32, old: &Indexed) -> Result<()> {
         Arc::make_mut(&mut self.live).remove(slot);
-        self.fields.remove(slot, &self.held.of(&old.metadata));
-        match self.held {
-            Held::Everything => self.keyword.remove(slot, &old.terms),
-            Held::Fields { .. } => Ok(()),
+        self.fields.remove(slot, &self.scope.of(&old.metadata));
+        match self.scope {
+            IndexScope::Everything => self.keyword.remove(slot, &old.terms),
+            IndexScope::Fields { .. } => Ok(()),
         }
     }
 
-    /// Finishes what a transaction changed, before it is published.
-    pub(crate) fn seal(&mut self) -> Result<Sealed> {
-        self.keyword.seal()?;
-        if !self.wants_renumbering() {
-            return Ok(Sealed::AsItWas);
+    /// Removes many documents. Unlike [`Self::remove`] it needs nothing from their rows, but leaves
+    /// them listed in `fields` until [`Self::forget`].
+    pub(crate) fn remove_many(&mut self, slots: &RoaringBitmap) {
+        *Arc::make_mut(&mut self.live) -= slots;
+        self.stale += slots.len();
+        if self.scope == IndexScope::Everything {
+            self.keyword.remove_many(slots);
         }
-        *self = self.renumbered();
-        Ok(Sealed::Renumbered)
     }
 
-    fn wants_renumbering(&self) -> bool {
+    /// Removes the metadata of a document that was removed by [`Self::remove_many`].
+    pub(crate) fn forget(&mut self, rowid: i64, metadata: &Metadata) {
+        if self.stale > 0
+            && let Some(slot) = self.rowids.find(&rowid)
+            && !self.live.contains(slot as u32)
+        {
+            self.fields.remove(slot as u32, &self.scope.of(metadata));
+            self.stale -= 1;
+        }
+    }
+
+    /// Finishes the changes of a transaction before they are published.
+    pub(crate) fn seal(&mut self) -> Result<()> {
+        self.keyword.seal()
+    }
+
+    /// Whether most slots are empty.
+    pub(crate) fn wants_renumbering(&self) -> bool {
         let empty = self.rowids.len() - self.live.len() as usize;
-        empty > EMPTY_SLOTS_KEPT && empty > self.live.len() as usize
+        empty > MIN_EMPTY_SLOTS && empty > self.live.len() as usize
     }
 
-    /// The same state without empty slots.
-    fn renumbered(&self) -> Self {
-        let mut new_slots = vec![0u32; self.rowids.len()];
+    /// The same state without empty slots. Takes seconds for a million documents.
+    pub(crate) fn renumbered(&self) -> Self {
+        let mut new_slots = vec![None; self.rowids.len()];
         for (new, old) in self.live.iter().enumerate() {
-            if let Some(place) = new_slots.get_mut(old as usize) {
-                *place = new as u32;
+            if let Some(slot) = new_slots.get_mut(old as usize) {
+                *slot = Some(new as u32);
             }
         }
-        let new_slot = |old: u32| new_slots.get(old as usize).copied().unwrap_or(0);
+        let new_slot = |old: u32| new_slots.get(old as usize).copied().flatten();
         let vectors = self.vectors.as_ref().map(|vectors| {
             let mut moved = Vectors::new(vectors.dimensions());
             self.live.iter().for_each(|slot| moved.push(vectors.get(slot)));
@@ -223,7 +242,7 @@ impl Snapshot {
         });
         Self::from_parts(SnapshotParts {
             version: self.version,
-            held: self.held,
+            scope: self.scope,
             dimensions: self.dimensions,
             rowids: self.live.iter().filter_map(|slot| self.rowid(slot)).collect(),
             fields: self.fields.renumber(&new_slot),

@@ -10,7 +10,7 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 use crate::error::Result;
 use crate::sqlite::terms;
 
-/// Local numbers are 16 bits wide; larger segments would also make merging them felt.
+/// Local numbers have 16 bits. Larger segments would also take noticeably long to merge.
 pub(crate) const MAX_DOCUMENTS: usize = 16_384;
 
 #[derive(Debug, Default)]
@@ -41,7 +41,7 @@ impl SegmentData {
         self.lengths.get(local).copied().unwrap_or(0)
     }
 
-    fn words(&self) -> usize {
+    pub(crate) fn words(&self) -> usize {
         self.word_starts.len().saturating_sub(1)
     }
 
@@ -155,8 +155,8 @@ impl SegmentBuilder {
 
     pub(crate) fn finish(self) -> SegmentData {
         let words = self.words.sorted();
-        // Places by counting: postings were added in the order of documents and stay so.
-        let mut place_of_number = vec![0u32; words.len()];
+        // A counting sort by word: postings were added in the order of documents and stay so.
+        let mut start_of_number = vec![0u32; words.len()];
         let mut frequency_of_number = vec![0u32; words.len()];
         for (number, ..) in &self.postings {
             frequency_of_number[*number as usize] += 1;
@@ -172,16 +172,16 @@ impl SegmentBuilder {
             data.word_starts.push(data.letters.len() as u32);
             data.posting_starts.push(next);
             data.letters.push_str(word);
-            place_of_number[number as usize] = next;
+            start_of_number[number as usize] = next;
             next += frequency_of_number[number as usize];
         }
         data.word_starts.push(data.letters.len() as u32);
         data.posting_starts.push(next);
         for (number, local, count) in self.postings {
-            let place = &mut place_of_number[number as usize];
-            data.documents[*place as usize] = local;
-            data.counts[*place as usize] = count;
-            *place += 1;
+            let next = &mut start_of_number[number as usize];
+            data.documents[*next as usize] = local;
+            data.counts[*next as usize] = count;
+            *next += 1;
         }
         data
     }

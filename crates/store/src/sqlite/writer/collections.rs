@@ -6,7 +6,6 @@ use ragstone_core::{Collection, CollectionName, Metadata};
 use super::transaction::{Change, Transaction};
 use crate::error::{Error, Result};
 use crate::sqlite::faults::FaultPoint;
-use crate::sqlite::schema::vector_table;
 
 impl Transaction<'_> {
     pub(crate) fn create_collection(
@@ -54,33 +53,32 @@ impl Transaction<'_> {
 
     pub(crate) fn delete_collection(&mut self, name: &CollectionName) -> Result<()> {
         let row = self.require(name)?;
-        self.remove_all_documents(row.id)?;
-        self.connection
-            .prepare_cached("DELETE FROM collections WHERE id = ?1")?
-            .execute([row.id])?;
-        self.change(row.id, Change::Drop);
-        Ok(())
+        self.drop_collection(row.id)
     }
 
+    /// Replaces the collection by an empty one of the same name, with another id.
     pub(crate) fn empty(&mut self, name: &CollectionName) -> Result<u64> {
         let row = self.require(name)?;
-        let count = self.remove_all_documents(row.id)?;
-        self.change(row.id, Change::Empty);
+        let count = self.snapshot(row.id)?.count();
+        if count == 0 {
+            return Ok(0);
+        }
+        self.drop_collection(row.id)?;
+        self.fault(FaultPoint::WhileEmptying)?;
+        self.connection
+            .prepare_cached("INSERT INTO collections (name, metadata, version) VALUES (?1, ?2, ?3)")?
+            .execute((name.as_str(), row.metadata, row.version))?;
+        let id = self.connection.last_insert_rowid();
+        self.change(id, Change::Create);
         Ok(count)
     }
 
-    /// Deletes rows and vectors, and forgets the width of the vectors.
-    pub(super) fn remove_all_documents(&mut self, collection: i64) -> Result<u64> {
-        let count = self
-            .connection
-            .prepare_cached("DELETE FROM documents WHERE collection = ?1")?
-            .execute([collection])?;
-        self.fault(FaultPoint::WhileEmptying)?;
+    fn drop_collection(&mut self, collection: i64) -> Result<()> {
         self.connection
-            .execute_batch(&format!("DROP TABLE IF EXISTS {}", vector_table(collection)))?;
-        self.connection
-            .prepare_cached("UPDATE collections SET dimensions = NULL WHERE id = ?1")?
+            .prepare_cached("DELETE FROM collections WHERE id = ?1")?
             .execute([collection])?;
-        Ok(count as u64)
+        self.mark_collection_deleted(collection)?;
+        self.change(collection, Change::Drop);
+        Ok(())
     }
 }

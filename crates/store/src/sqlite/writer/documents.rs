@@ -8,14 +8,14 @@ use rusqlite::{OptionalExtension, params};
 
 use super::transaction::{Change, Transaction};
 use crate::error::{Error, Result};
-use crate::sqlite::index::{Indexed, Snapshot};
+use crate::sqlite::index::Indexed;
 use crate::sqlite::schema::vector_table;
 use crate::sqlite::terms::encode;
 
-/// Documents with all that can be worked out before they reach the writer.
+/// Documents, prepared as far as possible before they reach the writer.
 pub(crate) struct PreparedBatch {
     documents: Vec<PreparedDocument>,
-    /// Every model that made some of the vectors, once.
+    /// The distinct models of the vectors.
     models: Vec<ModelIdentity>,
     dimensions: usize,
     pub(crate) bytes: usize,
@@ -25,7 +25,7 @@ struct PreparedDocument {
     id: DocumentId,
     text: String,
     metadata_json: String,
-    /// Which of the batch's models made the vector.
+    /// The index of the vector's model in the batch.
     model: Option<usize>,
     norm: f32,
     /// Of length one.
@@ -33,28 +33,28 @@ struct PreparedDocument {
     indexed: Indexed,
 }
 
-/// Analyses texts; takes time, and no lock.
+/// Analyses the texts. Takes time, but no lock.
 pub(crate) fn prepare(name: &CollectionName, batch: Vec<ExportedDocument>) -> Result<PreparedBatch> {
     let dimensions = batch.first().map_or(0, |first| first.vector.len());
     let mut bytes = 0;
     let mut models: Vec<ModelIdentity> = Vec::new();
     let mut documents = Vec::with_capacity(batch.len());
-    for moved in batch {
-        if moved.vector.len() != dimensions {
+    for exported in batch {
+        if exported.vector.len() != dimensions {
             return Err(Error::DimensionMismatch {
                 collection: name.clone(),
                 expected: dimensions,
-                actual: moved.vector.len(),
+                actual: exported.vector.len(),
             });
         }
-        let model = moved.model.map(|model| {
+        let model = exported.model.map(|model| {
             let known = models.iter().position(|known| *known == model);
             known.unwrap_or_else(|| {
                 models.push(model);
                 models.len() - 1
             })
         });
-        let document = moved.document;
+        let document = exported.document;
         let metadata_json = serde_json::to_string(&document.metadata)?;
         let terms = encode(&analyze_document(&document.text));
         bytes += document.text.len() + 4 * metadata_json.len() + 2 * terms.len() + 4 * dimensions + 256;
@@ -63,8 +63,8 @@ pub(crate) fn prepare(name: &CollectionName, batch: Vec<ExportedDocument>) -> Re
             text: document.text,
             metadata_json,
             model,
-            norm: moved.norm,
-            vector: moved.vector,
+            norm: exported.norm,
+            vector: exported.vector,
             indexed: Indexed {
                 metadata: document.metadata,
                 terms,
@@ -102,29 +102,36 @@ impl Transaction<'_> {
             .map(|model| self.model_number(model))
             .collect::<Result<Vec<_>>>()?;
         let vectors = vector_table(row.id);
-        let mut old_row = self.connection.prepare_cached(
+        let connection = self.connection;
+        let mut old_row = connection.prepare_cached(
             "SELECT rowid, metadata, terms FROM documents WHERE collection = ?1 AND id = ?2",
         )?;
-        let mut insert = self.connection.prepare_cached(
+        let mut insert = connection.prepare_cached(
             "INSERT INTO documents (collection, id, model, norm, metadata, terms, text)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
         )?;
-        let mut update = self.connection.prepare_cached(
+        let mut update = connection.prepare_cached(
             "UPDATE documents SET model = ?2, norm = ?3, metadata = ?4, terms = ?5, text = ?6 WHERE rowid = ?1",
         )?;
-        let mut insert_vector = self.connection.prepare_cached(&format!(
+        let mut insert_vector = connection.prepare_cached(&format!(
             "INSERT INTO {vectors} (rowid, embedding) VALUES (?1, ?2)"
         ))?;
-        let mut delete_vector = self
-            .connection
-            .prepare_cached(&format!("DELETE FROM {vectors} WHERE rowid = ?1"))?;
-        let mut changes = Vec::with_capacity(batch.documents.len());
+        // Written in place: a deleted vector would leave its space unused.
+        let mut update_vector =
+            connection.prepare_cached(&format!("UPDATE {vectors} SET embedding = ?2 WHERE rowid = ?1"))?;
         for document in batch.documents {
-            let old = old_row
+            let mut old = old_row
                 .query_row((row.id, document.id.as_str()), |row| {
                     Ok((row.get(0)?, row.get::<_, String>(1)?, row.get(2)?))
                 })
                 .optional()?;
+            if let Some((rowid, ..)) = old
+                && self.snapshot(row.id)?.slot(rowid).is_none()
+            {
+                // It was deleted, and its row not yet removed.
+                self.purge_document(row.id, rowid)?;
+                old = None;
+            }
             let model = document.model.and_then(|model| models.get(model));
             let (norm, metadata, terms, text) = (
                 document.norm,
@@ -132,121 +139,100 @@ impl Transaction<'_> {
                 &document.indexed.terms,
                 &document.text,
             );
-            let rowid = match &old {
-                Some((rowid, ..)) => {
-                    update.execute(params![rowid, model, norm, metadata, terms, text])?;
-                    delete_vector.execute([rowid])?;
-                    *rowid
-                }
-                None => {
-                    insert.execute(params![
-                        row.id,
-                        document.id.as_str(),
-                        model,
-                        norm,
-                        metadata,
-                        terms,
-                        text
-                    ])?;
-                    self.connection.last_insert_rowid()
-                }
-            };
-            insert_vector.execute(params![rowid, vector_bytes(&document.vector)])?;
-            changes.push(match old {
-                Some((rowid, metadata, terms)) => Change::Replace {
+            let vector_bytes = vector_bytes(&document.vector);
+            let change = if let Some((rowid, old_metadata, old_terms)) = old {
+                update.execute(params![rowid, model, norm, metadata, terms, text])?;
+                update_vector.execute(params![rowid, vector_bytes])?;
+                Change::Replace {
                     rowid,
                     vector: document.vector,
-                    old: indexed(&metadata, terms)?,
+                    old: indexed(&old_metadata, old_terms)?,
                     new: document.indexed,
-                },
-                None => Change::Insert {
+                }
+            } else {
+                insert.execute(params![
+                    row.id,
+                    document.id.as_str(),
+                    model,
+                    norm,
+                    metadata,
+                    terms,
+                    text
+                ])?;
+                let rowid = connection.last_insert_rowid();
+                insert_vector.execute(params![rowid, vector_bytes])?;
+                Change::Insert {
                     rowid,
                     vector: document.vector,
                     indexed: document.indexed,
-                },
-            });
+                }
+            };
+            self.change(row.id, change);
         }
-        drop((old_row, insert, update, insert_vector, delete_vector));
-        changes.into_iter().for_each(|change| self.change(row.id, change));
         Ok(())
     }
 
-    /// Deletes what is selected, and returns how many there were.
-    pub(crate) fn delete_documents(&mut self, name: &CollectionName, selection: Selection) -> Result<u64> {
+    /// Deletes the selected documents and returns how many there were. The rows of up to `immediate`
+    /// documents are removed at once.
+    pub(crate) fn delete_documents(
+        &mut self,
+        name: &CollectionName,
+        selection: Selection,
+        immediate: usize,
+    ) -> Result<u64> {
         let row = self.require(name)?;
         let rowids = self.selected(row.id, selection)?;
-        if rowids.is_empty() {
+        let count = rowids.len() as u64;
+        if count == 0 {
             return Ok(0);
         }
-        if rowids.len() as u64 == self.snapshot(row.id)?.count() {
-            self.remove_all_documents(row.id)?;
-            self.change(row.id, Change::Empty);
-            return Ok(rowids.len() as u64);
+        if count == self.snapshot(row.id)?.count() {
+            return self.empty(name);
         }
-        let mut delete = self
-            .connection
-            .prepare_cached("DELETE FROM documents WHERE rowid = ?1 RETURNING metadata, terms")?;
-        let mut delete_vector = self
-            .connection
-            .prepare_cached(&format!("DELETE FROM {} WHERE rowid = ?1", vector_table(row.id)))?;
-        let mut changes = Vec::with_capacity(rowids.len());
+        if rowids.len() > immediate {
+            self.mark_deleted(row.id, &rowids)?;
+            self.change(row.id, Change::RemoveMany { rowids });
+            return Ok(count);
+        }
+        let connection = self.connection;
+        let mut delete =
+            connection.prepare_cached("DELETE FROM documents WHERE rowid = ?1 RETURNING metadata, terms")?;
+        let mut delete_vector =
+            connection.prepare_cached(&format!("DELETE FROM {} WHERE rowid = ?1", vector_table(row.id)))?;
         for rowid in rowids {
             let (metadata, terms) =
                 delete.query_row([rowid], |row| Ok((row.get::<_, String>(0)?, row.get(1)?)))?;
             delete_vector.execute([rowid])?;
-            changes.push(Change::Remove {
-                rowid,
-                old: indexed(&metadata, terms)?,
-            });
+            let old = indexed(&metadata, terms)?;
+            self.change(row.id, Change::Remove { rowid, old });
         }
-        drop((delete, delete_vector));
-        let count = changes.len() as u64;
-        changes.into_iter().for_each(|change| self.change(row.id, change));
         Ok(count)
     }
 
-    /// The rows of the documents that are really there, each once.
+    /// The rows of the selected documents that exist, each once and ascending.
     fn selected(&mut self, collection: i64, selection: Selection) -> Result<Vec<i64>> {
+        let connection = self.connection;
+        let snapshot = self.snapshot(collection)?;
         match selection {
-            Selection::Ids(ids) => {
-                let mut find = self
-                    .connection
+            Selection::Ids(mut ids) => {
+                let mut find = connection
                     .prepare_cached("SELECT rowid FROM documents WHERE collection = ?1 AND id = ?2")?;
+                // In the order of the index.
+                ids.sort_unstable();
+                ids.dedup();
                 let mut rowids = Vec::with_capacity(ids.len());
                 for id in ids {
-                    rowids.extend(
-                        find.query_row((collection, id.as_str()), |row| row.get::<_, i64>(0))
-                            .optional()?,
-                    );
+                    let rowid = find.query_row((collection, id.as_str()), |row| row.get::<_, i64>(0));
+                    rowids.extend(rowid.optional()?.filter(|rowid| snapshot.slot(*rowid).is_some()));
                 }
                 rowids.sort_unstable();
-                rowids.dedup();
                 Ok(rowids)
             }
             Selection::Matching(filter) => {
-                let snapshot = self.snapshot(collection)?;
                 let slots = snapshot.matching(&filter);
                 Ok(slots.iter().filter_map(|slot| snapshot.rowid(slot)).collect())
             }
         }
-    }
-
-    /// Writes the vectors anew. A `vec0` table keeps the space of deleted vectors until all of a
-    /// chunk are gone, so when most are it is worth it.
-    pub(super) fn rewrite_vectors(&self, collection: i64, snapshot: &Snapshot) -> Result<()> {
-        let Some(vectors) = snapshot.vectors() else {
-            return Ok(());
-        };
-        let table = vector_table(collection);
-        self.connection.execute_batch(&format!("DROP TABLE {table}"))?;
-        self.create_vector_table(collection, vectors.dimensions())?;
-        let mut insert = self
-            .connection
-            .prepare(&format!("INSERT INTO {table} (rowid, embedding) VALUES (?1, ?2)"))?;
-        for slot in snapshot.live() {
-            insert.execute(params![snapshot.rowid(slot), vector_bytes(vectors.get(slot))])?;
-        }
-        Ok(())
     }
 
     fn create_vector_table(&self, collection: i64, dimensions: usize) -> Result<()> {

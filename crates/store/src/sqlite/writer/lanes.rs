@@ -1,19 +1,21 @@
-//! Which of the waiting writes make up the next transaction.
+//! Chooses the queued writes of the next transaction.
 //!
-//! Everything that waits could share one commit, but a small write would then wait for every large
-//! one that came with it. So small writes go first, and large ones take the time that is left, or
-//! their turn when they have waited long enough.
+//! All queued writes could share one commit, but a small write would then wait for every large one. So
+//! small writes go first. Large ones go when no small one is queued, or when they have waited long
+//! enough.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Writes that hold more than this in memory are large.
+/// Writes of more bytes than this are large.
 const SMALL_BYTES: usize = 32 << 10;
-/// One transaction takes at most this much, so that nobody waits long for its commit.
+/// Limits of one transaction, so that its commit does not take long.
 const BATCH_JOBS: usize = 4096;
 const BATCH_BYTES: usize = 8 << 20;
-/// The longest that a large write lets small ones pass.
-const PATIENCE: Duration = Duration::from_millis(400);
+/// A write of this size has a transaction of its own, which needs no savepoint.
+const ALONE_BYTES: usize = 1 << 20;
+/// How long a large write lets small ones pass.
+const MAX_DELAY: Duration = Duration::from_millis(400);
 
 pub(super) struct Lanes<T> {
     small: VecDeque<(usize, T)>,
@@ -22,7 +24,7 @@ pub(super) struct Lanes<T> {
     last_small: Option<Instant>,
 }
 
-/// What is committed together.
+/// Writes that are committed together.
 pub(super) struct Batch<T> {
     pub(super) jobs: Vec<T>,
     pub(super) bytes: usize,
@@ -52,16 +54,22 @@ impl<T> Lanes<T> {
         self.small.is_empty() && self.large.is_empty()
     }
 
-    /// Small writes, as many as fit. A large one, where no small one waits or when it is time; more
-    /// of them only if no small one has come lately: whoever writes little and often has just been
-    /// answered and is about to write again.
+    /// Takes small writes, as many as fit. Takes one large write if no small one is queued or if it is
+    /// overdue, and more of them only if no small one has come lately: a client that writes little and
+    /// often is about to write again.
     pub(super) fn next(&mut self, now: Instant) -> Batch<T> {
         let mut batch = Batch {
             jobs: Vec::new(),
             bytes: 0,
         };
-        let is_long_ago = |since: &Instant| now.saturating_duration_since(*since) >= PATIENCE;
+        let is_long_ago = |since: &Instant| now.saturating_duration_since(*since) >= MAX_DELAY;
         let overdue = self.large.front().is_some_and(|(_, since, _)| is_long_ago(since));
+        if overdue && let Some((bytes, job)) = self.pop_large(|bytes| bytes >= ALONE_BYTES) {
+            return Batch {
+                jobs: vec![job],
+                bytes,
+            };
+        }
         let mut large = if self.small.is_empty() && self.last_small.as_ref().is_none_or(is_long_ago) {
             usize::MAX
         } else {
@@ -71,17 +79,31 @@ impl<T> Lanes<T> {
             let next = if let Some(small) = self.small.pop_front() {
                 small
             } else if large > 0
-                && let Some((bytes, _, job)) = self.large.pop_front()
+                && let Some((bytes, job)) =
+                    self.pop_large(|bytes| batch.jobs.is_empty() || bytes < ALONE_BYTES)
             {
                 large -= 1;
                 (bytes, job)
             } else {
                 break;
             };
+            let alone = next.0 >= ALONE_BYTES;
             batch.bytes += next.0;
             batch.jobs.push(next.1);
+            if alone {
+                break;
+            }
         }
         batch
+    }
+
+    /// Takes the first large write if its size is right.
+    fn pop_large(&mut self, fits: impl Fn(usize) -> bool) -> Option<(usize, T)> {
+        let (bytes, ..) = self.large.front()?;
+        if !fits(*bytes) {
+            return None;
+        }
+        self.large.pop_front().map(|(bytes, _, job)| (bytes, job))
     }
 }
 
@@ -111,7 +133,7 @@ mod tests {
         let mut lanes = lanes(&[(LARGE, 'A'), (1, 'b'), (LARGE, 'C'), (1, 'd')], start);
         assert_eq!(lanes.next(start).jobs, ['b', 'd']);
         lanes.push(1, 'e', start);
-        assert_eq!(lanes.next(start + PATIENCE).jobs, ['e', 'A'], "one, in its turn");
+        assert_eq!(lanes.next(start + MAX_DELAY).jobs, ['e', 'A'], "one, in its turn");
         assert_eq!(lanes.next(start).jobs, ['C'], "at once where nothing small waits");
         assert!(lanes.is_empty());
     }
@@ -126,7 +148,7 @@ mod tests {
             ['B'],
             "another small one may be about to come"
         );
-        assert_eq!(lanes.next(start + PATIENCE).jobs, ['C', 'D']);
+        assert_eq!(lanes.next(start + MAX_DELAY).jobs, ['C', 'D']);
     }
 
     #[test]
@@ -138,7 +160,7 @@ mod tests {
         }
         assert_eq!(lanes.next(start).jobs.len(), BATCH_JOBS);
         lanes.push(1, 's', start);
-        let taken: Vec<char> = (0..3).flat_map(|_| lanes.next(start + PATIENCE).jobs).collect();
+        let taken: Vec<char> = (0..3).flat_map(|_| lanes.next(start + MAX_DELAY).jobs).collect();
         assert!(taken.contains(&'L'));
     }
 
@@ -146,14 +168,27 @@ mod tests {
     fn a_transaction_is_bounded_but_takes_at_least_one_write() {
         let start = Instant::now();
         let mut lanes = lanes(
-            &[(5 * BATCH_BYTES, 'A'), (BATCH_BYTES / 2, 'B'), (LARGE, 'C')],
+            &[
+                (5 * BATCH_BYTES, 'A'),
+                (LARGE, 'B'),
+                (LARGE, 'C'),
+                (ALONE_BYTES, 'D'),
+            ],
             start,
         );
         assert_eq!(lanes.next(start).jobs, ['A']);
         let batch = lanes.next(start);
-        assert_eq!(
-            (batch.jobs, batch.bytes),
-            (vec!['B', 'C'], BATCH_BYTES / 2 + LARGE)
-        );
+        assert_eq!((batch.jobs, batch.bytes), (vec!['B', 'C'], 2 * LARGE));
+        assert_eq!(lanes.next(start).jobs, ['D']);
+    }
+
+    #[test]
+    fn a_write_that_has_to_be_alone_gets_its_turn() {
+        let start = Instant::now();
+        let mut lanes = lanes(&[(ALONE_BYTES, 'A'), (1, 'b')], start);
+        assert_eq!(lanes.next(start).jobs, ['b']);
+        lanes.push(1, 'c', start);
+        assert_eq!(lanes.next(start + MAX_DELAY).jobs, ['A']);
+        assert_eq!(lanes.next(start).jobs, ['c']);
     }
 }

@@ -1,8 +1,8 @@
-//! Moving the write-ahead log into the database beside the writer.
+//! Checkpoints the write-ahead log beside the writer.
 //!
-//! The writer would do it itself when the log has grown long, and everybody who writes would wait
-//! meanwhile. A second connection does most of it ahead of time; what came in since is little, and
-//! the writer's own turn, which alone lets the log begin anew, stays short.
+//! The writer checkpoints a log that has grown long, and all writes wait meanwhile. A second connection
+//! does most of this ahead of time, so that the writer's own checkpoint, which alone resets the log, is
+//! short.
 
 use std::path::PathBuf;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -12,19 +12,19 @@ use rusqlite::{Connection, OpenFlags};
 
 use crate::error::{Error, Result};
 
-/// After so many transactions, or so much in them, there is something to move.
+/// Number of transactions, and their size, after which a checkpoint is worthwhile.
 const TRANSACTIONS: usize = 64;
 const BYTES: usize = 8 << 20;
 
-pub(super) struct LogMover {
-    /// Taken when the mover ends.
+pub(super) struct Checkpointer {
+    /// Taken when the thread has to end.
     wake: Option<SyncSender<()>>,
     thread: Option<JoinHandle<()>>,
     transactions: usize,
     bytes: usize,
 }
 
-impl LogMover {
+impl Checkpointer {
     pub(super) fn start(database: PathBuf) -> Result<Self> {
         let (wake, woken) = sync_channel::<()>(1);
         let connection = Connection::open_with_flags(
@@ -35,11 +35,11 @@ impl LogMover {
             .name("ragstone-log".into())
             .spawn(move || {
                 while woken.recv().is_ok() {
-                    // Passive: it waits for nobody, and nobody for it.
+                    // A passive checkpoint neither waits nor blocks.
                     let moved = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
                     if let Err(error) = moved {
-                        // The writer comes upon it as well, and answers for it.
-                        tracing::debug!(%error, "could not move the log into the database");
+                        // The writer's own checkpoint reports the error.
+                        tracing::debug!(%error, "could not checkpoint the log");
                     }
                 }
             })
@@ -52,21 +52,21 @@ impl LogMover {
         })
     }
 
-    /// A transaction with so much in it was committed.
+    /// A transaction of this size was committed.
     pub(super) fn committed(&mut self, bytes: usize) {
         self.transactions += 1;
         self.bytes += bytes;
         if (self.transactions >= TRANSACTIONS || self.bytes >= BYTES)
             && let Some(wake) = &self.wake
         {
-            // If it is still at the last one, it will be woken for this one right after.
+            // If a checkpoint is running, another one follows.
             let _ = wake.try_send(());
             (self.transactions, self.bytes) = (0, 0);
         }
     }
 }
 
-impl Drop for LogMover {
+impl Drop for Checkpointer {
     fn drop(&mut self) {
         drop(self.wake.take());
         if let Some(thread) = self.thread.take() {

@@ -1,11 +1,12 @@
-//! The one writer: a thread that owns the only connection that writes.
+//! The writer: a thread that owns the only connection that writes.
 //!
-//! Writes that wait share a transaction, small ones first, each piece of work in a savepoint of its
-//! own, so that one failing does not spoil the others. The snapshots of the new state are ready before the
-//! commit; they are published right after it, and only then is anybody told that their write is
-//! done. When nothing is queued the thread gives freed pages back to the file system and empties
-//! the write-ahead log, which is where deleted text could otherwise linger.
+//! Queued writes share a transaction, small ones first. Each is a step with its own savepoint, so that
+//! one failing does not affect the others. The snapshots of the new state are built before the commit
+//! and published right after it; only then do callers get their results. Between writes the thread
+//! removes deleted documents, returns free pages to the file system and empties the write-ahead log, so
+//! that no file contains deleted text for long.
 
+mod cleanup;
 mod collections;
 mod documents;
 mod lanes;
@@ -29,19 +30,27 @@ use tokio::sync::oneshot;
 use crate::error::{Error, Result};
 use crate::sqlite::faults::Faults;
 use crate::sqlite::published::Published;
+use cleanup::Cleanup;
+pub(crate) use cleanup::{deleted_rowids, purge_deleted};
 pub(crate) use documents::prepare;
 use lanes::{Batch, Lanes};
-use log::LogMover;
-pub(crate) use transaction::{Size, Transaction};
+use log::Checkpointer;
+pub(crate) use transaction::{Statements, Transaction};
 
-/// How long the queue is empty before the thread tidies up.
+/// How long the queue has to be empty before the thread tidies up.
 const IDLE: Duration = Duration::from_millis(100);
-/// So many writes in one transaction mean that many are on their way. Each transaction costs a few
-/// pages and a flush of the disk whatever it holds, so the next one waits a moment for them.
-const CROWD: usize = 16;
-const GATHERING: Duration = Duration::from_millis(2);
+/// How long written data stays untidied while writes keep coming.
+const MAX_UNTIDY: Duration = Duration::from_secs(10);
+/// How long closing the store takes for the removal of deleted documents. The next start goes on.
+const CLOSE_CLEANUP: Duration = Duration::from_secs(5);
+/// About how much a changed row adds to the write-ahead log.
+const BYTES_PER_CHANGE: usize = 4096;
+/// After a transaction of this many writes, the next one waits a moment for more of them, because every
+/// transaction costs a few pages and a sync of the disk.
+const BATCHING_WRITES: usize = 16;
+const BATCH_WINDOW: Duration = Duration::from_millis(2);
 
-/// Tells the caller, once the outcome of the whole transaction is known.
+/// Sends the result to the caller once the whole transaction is committed or rolled back.
 type Finish = Box<dyn FnOnce(Result<(), &Error>) + Send>;
 
 struct Job {
@@ -51,12 +60,12 @@ struct Job {
 
 enum Message {
     Job(Job),
-    /// Tidy up now and tell when it is done.
+    /// Tidies up now.
     Flush(oneshot::Sender<Result<()>>),
     Stop,
 }
 
-/// How much may wait to be written.
+/// Limits of the queue.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct QueueLimits {
     pub(crate) jobs: usize,
@@ -70,7 +79,7 @@ pub(crate) struct Writer {
     stopped: AtomicBool,
 }
 
-/// What waits, and is not yet part of a transaction.
+/// The size of the queue.
 #[derive(Default)]
 struct Queued {
     jobs: AtomicUsize,
@@ -78,8 +87,8 @@ struct Queued {
 }
 
 impl Queued {
-    /// Counts one more job, unless that would be too much. A single one larger than the bound is
-    /// let through when nothing else waits.
+    /// Adds a job, unless that exceeds the limits. A job larger than the limit is accepted by an empty
+    /// queue.
     fn add(&self, bytes: usize, limits: QueueLimits) -> Result<()> {
         let jobs_before = self.jobs.fetch_add(1, Ordering::Relaxed);
         let bytes_before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -107,10 +116,11 @@ impl Writer {
         let (queue, messages) = channel();
         let queued = Arc::new(Queued::default());
         let record_clock = connection.query_row("SELECT now FROM record_clock", [], |row| row.get(0))?;
+        let cleanup = Cleanup::after_start(published.ids());
         let log = connection
             .path()
             .map(PathBuf::from)
-            .map(LogMover::start)
+            .map(Checkpointer::start)
             .transpose()?;
         let mut thread = WriterThread {
             log,
@@ -121,8 +131,9 @@ impl Writer {
             lanes: Lanes::default(),
             flushes: Vec::new(),
             record_clock,
-            untidy: true,
-            crowded: false,
+            cleanup,
+            untidy_since: Some(Instant::now()),
+            batching: false,
         };
         let handle = std::thread::Builder::new()
             .name("ragstone-writer".into())
@@ -137,19 +148,19 @@ impl Writer {
         Ok((writer, handle))
     }
 
-    /// Queues work and waits until it is durable. `bytes` is about what it holds in memory.
+    /// Queues work and waits until it is durable. `bytes` is its approximate size in memory.
     pub(crate) async fn write<T: Send + 'static>(
         &self,
         bytes: usize,
-        size: Size,
+        statements: Statements,
         work: impl FnOnce(&mut Transaction<'_>) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (answer, answered) = oneshot::channel();
         let run = Box::new(move |transaction: &mut Transaction<'_>| -> Finish {
-            let outcome = transaction.step(size, work);
+            let outcome = transaction.step(statements, work);
             Box::new(move |committed| {
-                let outcome = committed.map_err(rolled_back).and(outcome);
-                // Whoever asked may have gone away; the write is done all the same.
+                let outcome = outcome.and_then(|value| committed.map_err(rolled_back).map(|()| value));
+                // The caller may be gone; the write is done all the same.
                 let _ = answer.send(outcome);
             })
         });
@@ -159,23 +170,23 @@ impl Writer {
             return Err(error);
         }
         answered.await.unwrap_or_else(|_| {
-            // It came after the word to stop, or it panicked.
+            // It was queued after the stop, or it panicked.
             Err(if self.stopped.load(Ordering::Relaxed) {
                 Error::Closed
             } else {
-                Error::Worker("the write was given up".into())
+                Error::Worker("the write was aborted".into())
             })
         })
     }
 
-    /// Waits until freed space and the log are tidied up, as they are when the store is idle.
+    /// Waits until the files contain no deleted data; see [`WriterThread::tidy`].
     pub(crate) async fn flush(&self) -> Result<()> {
         let (answer, answered) = oneshot::channel();
         self.send(Message::Flush(answer))?;
         answered.await.unwrap_or(Err(Error::Closed))
     }
 
-    /// Work accepted so far is still done.
+    /// Stops after the accepted writes.
     pub(crate) fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
         let _ = self.queue.send(Message::Stop);
@@ -194,20 +205,21 @@ fn rolled_back(error: &Error) -> Error {
 }
 
 struct WriterThread {
-    /// Ends before the connection does, whose end tidies up the log for good.
-    log: Option<LogMover>,
+    /// Dropped before the connection, which empties the log when it closes.
+    log: Option<Checkpointer>,
     connection: Connection,
     published: Arc<Published>,
     faults: Faults,
     queued: Arc<Queued>,
     lanes: Lanes<Job>,
-    /// Who waits for everything written so far to be tidied up.
+    /// Callers that wait for a flush.
     flushes: Vec<oneshot::Sender<Result<()>>>,
     record_clock: i64,
-    /// Something was written since the last tidying.
-    untidy: bool,
-    /// The last transaction was shared by a [`CROWD`].
-    crowded: bool,
+    cleanup: Cleanup,
+    /// When something was first written after the last tidying.
+    untidy_since: Option<Instant>,
+    /// The last transaction had at least [`BATCHING_WRITES`].
+    batching: bool,
 }
 
 impl WriterThread {
@@ -215,45 +227,99 @@ impl WriterThread {
         let mut stopping = false;
         while !stopping || !self.lanes.is_empty() {
             if self.lanes.is_empty() {
-                let message = if self.untidy {
-                    match messages.recv_timeout(IDLE) {
-                        Ok(message) => message,
-                        Err(RecvTimeoutError::Timeout) => {
-                            self.tidy_slice();
-                            continue;
-                        }
-                        Err(RecvTimeoutError::Disconnected) => break,
+                match self.wait(messages) {
+                    Ok(message) => stopping |= self.take_in(message),
+                    Err(RecvTimeoutError::Timeout) => {
+                        self.use_idle_time();
+                        continue;
                     }
-                } else {
-                    match messages.recv() {
-                        Ok(message) => message,
-                        Err(_) => break,
-                    }
-                };
-                stopping |= self.take_in(message);
+                    Err(RecvTimeoutError::Disconnected) => break,
+                }
             }
-            if self.crowded && !stopping {
-                std::thread::sleep(GATHERING);
+            if self.batching && !stopping {
+                std::thread::sleep(BATCH_WINDOW);
             }
-            // After the word to stop nothing more is accepted.
+            // Nothing is accepted after the stop.
             while !stopping && let Ok(message) = messages.try_recv() {
                 stopping |= self.take_in(message);
             }
             let batch = self.lanes.next(Instant::now());
-            self.crowded = batch.jobs.len() >= CROWD;
+            self.batching = batch.jobs.len() >= BATCHING_WRITES;
             self.write(batch);
+            self.keep_up();
             if self.lanes.is_empty() {
                 for answer in std::mem::take(&mut self.flushes) {
-                    let _ = answer.send(self.tidy());
+                    let _ = answer.send(self.tidy(None));
                 }
             }
         }
-        if let Err(error) = self.tidy() {
+        if let Err(error) = self.tidy(Some(Instant::now() + CLOSE_CLEANUP)) {
             tracing::warn!(%error, "could not empty the write-ahead log on shutdown");
         }
     }
 
-    /// Puts a message where it belongs, and returns whether it was the word to stop.
+    /// Waits for a message as long as there is nothing else to do.
+    fn wait(&self, messages: &Receiver<Message>) -> std::result::Result<Message, RecvTimeoutError> {
+        if self.cleanup.is_due() {
+            messages.recv_timeout(Duration::ZERO)
+        } else if self.untidy_since.is_some() || self.cleanup.is_waiting() {
+            messages.recv_timeout(IDLE)
+        } else {
+            messages.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        }
+    }
+
+    fn use_idle_time(&mut self) {
+        if self.cleanup.is_due() {
+            self.clean_slice();
+        } else if self.untidy_since.is_some() {
+            self.tidy_slice();
+        }
+    }
+
+    /// Does a little of the cleanup while writes keep coming, and tidies after a while.
+    fn keep_up(&mut self) {
+        if self.cleanup.is_due() {
+            self.clean_slice();
+            self.cleanup.ran();
+        } else if self
+            .untidy_since
+            .is_some_and(|since| since.elapsed() > MAX_UNTIDY)
+        {
+            self.tidy_slice();
+        }
+    }
+
+    fn clean_slice(&mut self) {
+        if let Err(error) = self.clean() {
+            tracing::warn!(%error, "could not remove deleted documents from the file; trying again");
+            self.cleanup.failed();
+        }
+    }
+
+    fn clean(&mut self) -> Result<()> {
+        let connection = &self.connection;
+        let mut transaction =
+            Transaction::begin(connection, &self.published, &self.faults, &mut self.record_clock)?
+                .alone(true)
+                .recording(self.cleanup.recorded());
+        let cleanup = &mut self.cleanup;
+        let before = connection.total_changes();
+        transaction.step(Statements::Many, |transaction| transaction.clean(cleanup))?;
+        let committed = transaction.commit()?;
+        self.cleanup.record(committed.record);
+        drop(self.published.publish(committed.snapshots));
+        let changes = self.connection.total_changes() - before;
+        if changes > 0 {
+            self.untidy_since.get_or_insert_with(Instant::now);
+            if let Some(log) = &mut self.log {
+                log.committed(changes as usize * BYTES_PER_CHANGE);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a message, and returns whether it was the stop.
     fn take_in(&mut self, message: Message) -> bool {
         match message {
             Message::Job(job) => self.lanes.push(job.bytes, job, Instant::now()),
@@ -267,12 +333,12 @@ impl WriterThread {
         if batch.jobs.is_empty() {
             return;
         }
-        // Before anybody is told that their write is done: whoever then writes again must not be
-        // refused because of it.
+        // Before callers get their results, so that their next write is not refused because of this
+        // one.
         self.queued.remove(batch.jobs.len(), batch.bytes);
         let bytes = batch.bytes;
-        // A panic is a bug, but not one that should end all writing: the transaction is rolled
-        // back as it unwinds, nothing of it is published, and its callers are told.
+        // A panic is a bug, but it must not end all writing. The transaction is rolled back as it
+        // unwinds, nothing of it is published, and its callers get an error.
         let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| self.commit(batch.jobs)));
         if outcome.is_err() {
             tracing::error!("a write panicked; its transaction was rolled back");
@@ -283,7 +349,7 @@ impl WriterThread {
     }
 
     fn commit(&mut self, jobs: Vec<Job>) {
-        self.untidy = true;
+        self.untidy_since.get_or_insert_with(Instant::now);
         let mut finishes: Vec<Finish> = Vec::with_capacity(jobs.len());
         let outcome = Transaction::begin(
             &self.connection,
@@ -291,14 +357,23 @@ impl WriterThread {
             &self.faults,
             &mut self.record_clock,
         )
-        .and_then(|mut transaction| {
+        .and_then(|transaction| {
+            let mut transaction = transaction
+                .alone(jobs.len() == 1)
+                .recording(self.cleanup.recorded());
             for job in jobs {
                 finishes.push((job.run)(&mut transaction));
             }
             transaction.commit()
         });
         let outcome = match outcome {
-            Ok(changes) => Ok(self.published.publish(changes)),
+            Ok(committed) => {
+                self.cleanup.record(committed.record);
+                if !committed.deleted.is_empty() {
+                    self.cleanup.deleted(committed.deleted.into_iter());
+                }
+                Ok(self.published.publish(committed.snapshots))
+            }
             Err(error) => {
                 tracing::error!(%error, "a transaction was rolled back");
                 Err(error)
@@ -309,27 +384,36 @@ impl WriterThread {
         }
     }
 
-    /// A little of the tidying; more follows while the store stays idle.
+    /// Does a part of the tidying: returns some free pages, or empties the log.
     fn tidy_slice(&mut self) {
         const PAGES: i64 = 4096;
         let outcome = self
             .vacuum(PAGES)
             .and_then(|left| if left == 0 { self.empty_log() } else { Ok(false) });
         match outcome {
-            Ok(done) => self.untidy = !done,
+            Ok(true) => self.untidy_since = None,
+            Ok(false) => {}
             Err(error) => {
                 tracing::warn!(%error, "could not tidy up the database");
-                self.untidy = false;
+                self.untidy_since = None;
             }
         }
     }
 
-    fn tidy(&mut self) -> Result<()> {
+    /// Removes deleted documents until the deadline, returns all free pages, and empties the log.
+    fn tidy(&mut self, deadline: Option<Instant>) -> Result<()> {
+        while self.cleanup.is_pending() {
+            if deadline.is_some_and(|deadline| Instant::now() > deadline) {
+                tracing::info!("deleted documents are left in the file; the next start removes them");
+                break;
+            }
+            self.clean()?;
+        }
         self.vacuum(i64::from(i32::MAX))?;
-        // A reader may hold on to the log for a moment.
+        // A reader may use the log for a moment.
         for _ in 0..100 {
             if self.empty_log()? {
-                self.untidy = false;
+                self.untidy_since = None;
                 return Ok(());
             }
             std::thread::sleep(Duration::from_millis(10));
@@ -337,7 +421,7 @@ impl WriterThread {
         Err(Error::LogInUse)
     }
 
-    /// Gives up to so many free pages back, and returns how many are left.
+    /// Returns up to this many free pages to the file system. Returns how many are left.
     fn vacuum(&self, pages: i64) -> Result<i64> {
         let free = |connection: &Connection| -> Result<i64> {
             Ok(connection.query_row("PRAGMA freelist_count", [], |row| row.get(0))?)
@@ -355,7 +439,7 @@ impl WriterThread {
         free(&self.connection)
     }
 
-    /// Moves the log into the database and cuts it to nothing; `false` if a reader still needs it.
+    /// Checkpoints and truncates the log. Returns `false` if a reader still uses it.
     fn empty_log(&self) -> Result<bool> {
         let busy: i64 = self
             .connection

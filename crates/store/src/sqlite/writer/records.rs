@@ -21,7 +21,7 @@ impl Transaction<'_> {
                 key,
                 group,
                 value,
-                due,
+                run_at,
                 expect,
             } => {
                 let version = self.next_record_version();
@@ -29,15 +29,15 @@ impl Transaction<'_> {
                     version: version as u64,
                 };
                 if let Expect::Version(expected) = expect {
-                    // The usual case, the record as it was read and in the same group, is one
-                    // statement that leaves the index of groups alone.
+                    // The usual case, the same version and group, is one statement that does not
+                    // touch the index of groups.
                     let replaced = self
                         .connection
                         .prepare_cached(
                             "UPDATE records SET value = ?4, version = ?5, due = ?6
                              WHERE kind = ?1 AND key = ?2 AND grp = ?3 AND version = ?7",
                         )?
-                        .execute(params![kind, key, group, value, version, due, expected])?;
+                        .execute(params![kind, key, group, value, version, run_at, expected])?;
                     if replaced > 0 {
                         return Ok(done);
                     }
@@ -51,7 +51,7 @@ impl Transaction<'_> {
                          ON CONFLICT (kind, key) DO UPDATE SET
                          grp = excluded.grp, value = excluded.value, version = excluded.version, due = excluded.due",
                     )?
-                    .execute(params![kind, key, group, value, version, due])?;
+                    .execute(params![kind, key, group, value, version, run_at])?;
                 Ok(done)
             }
             RecordChange::Delete { kind, key, expect } => {
@@ -67,8 +67,8 @@ impl Transaction<'_> {
         }
     }
 
-    /// A claim is a write: it gives the record a new version, so that whoever held an earlier
-    /// lease can no longer finish the work as if it were still theirs.
+    /// A claim gives the record a new version, so that the holder of an expired lease can no longer
+    /// finish the work.
     pub(crate) fn claim_records(
         &mut self,
         kind: &str,
@@ -76,10 +76,10 @@ impl Transaction<'_> {
         now: Millis,
         lease_until: Millis,
     ) -> Result<Vec<Record>> {
-        let mut records = crate::sqlite::records::due_records(self.connection, kind, limit, now)?;
+        let mut records = crate::sqlite::records::ready_records(self.connection, kind, limit, now)?;
         for record in &mut records {
             record.version = self.next_record_version() as u64;
-            record.due = Some(lease_until);
+            record.run_at = Some(lease_until);
             self.connection
                 .prepare_cached("UPDATE records SET due = ?3, version = ?4 WHERE kind = ?1 AND key = ?2")?
                 .execute(params![kind, record.key, lease_until, record.version])?;

@@ -1,17 +1,19 @@
 //! One transaction of the writer, in the database and in memory.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use ragstone_core::CollectionName;
+use ragstone_core::{CollectionName, Metadata};
+use roaring::RoaringBitmap;
 use rusqlite::{Connection, OptionalExtension};
 
 use crate::error::{Error, Result};
 use crate::sqlite::faults::{FaultPoint, Faults};
-use crate::sqlite::index::{Indexed, Sealed, Snapshot};
+use crate::sqlite::index::{Indexed, Snapshot};
 use crate::sqlite::published::Published;
 
-/// What a step changes in memory, once its part of the transaction has succeeded.
+/// A change in memory, made once the step's part of the transaction has succeeded.
+#[derive(Clone)]
 pub(crate) enum Change {
     Create,
     Insert {
@@ -29,25 +31,34 @@ pub(crate) enum Change {
         rowid: i64,
         old: Indexed,
     },
+    /// Their rows stay for now.
+    RemoveMany {
+        rowids: Vec<i64>,
+    },
+    /// The row of a document that was removed by `RemoveMany` is gone.
+    Forget {
+        rowid: i64,
+        metadata: Metadata,
+    },
     /// Nothing but the collection's row changes.
     Touch,
-    Empty,
     Drop,
 }
 
-/// How many statements of a piece of work change something. One is all or nothing by itself; more
-/// need a savepoint to go back to.
+/// The number of statements of a step that change something. One is atomic by itself; several need a
+/// savepoint, unless the step is the whole transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Size {
+pub(crate) enum Statements {
     One,
     Many,
 }
 
-/// A collection as its row has it.
+/// The row of a collection.
 pub(crate) struct CollectionRow {
     pub(crate) id: i64,
     pub(crate) metadata: String,
     pub(crate) dimensions: Option<usize>,
+    pub(crate) version: i64,
 }
 
 pub(crate) struct Transaction<'a> {
@@ -59,9 +70,27 @@ pub(crate) struct Transaction<'a> {
     /// The next state of each collection that has one; `None` when it is gone.
     next: HashMap<i64, Option<Snapshot>>,
     pending: Vec<(i64, Change)>,
-    /// Set when the database gave up the whole transaction, not only a step of it.
+    /// Set when the whole transaction was rolled back, not only a step of it.
     lost: Option<Error>,
+    /// There is one step only. It needs no savepoint, in which SQLite would keep a journal in memory
+    /// and walk through it after every statement.
+    alone: bool,
+    /// That step failed, and the transaction with it.
+    failed_alone: bool,
+    /// Collections that documents were deleted from.
+    deleted: BTreeSet<i64>,
+    /// The collection whose changes are recorded.
+    recorded: Option<i64>,
+    record: Vec<Change>,
     open: bool,
+}
+
+/// The result of a committed transaction.
+pub(super) struct Committed {
+    /// The snapshots to publish; `None` for a collection that is gone.
+    pub(super) snapshots: HashMap<i64, Option<Arc<Snapshot>>>,
+    pub(super) deleted: BTreeSet<i64>,
+    pub(super) record: Vec<Change>,
 }
 
 impl<'a> Transaction<'a> {
@@ -81,22 +110,44 @@ impl<'a> Transaction<'a> {
             next: HashMap::new(),
             pending: Vec::new(),
             lost: None,
+            alone: false,
+            failed_alone: false,
+            deleted: BTreeSet::new(),
+            recorded: None,
+            record: Vec::new(),
             open: true,
         })
     }
 
-    /// Runs one piece of work: all of it happens, or nothing.
-    pub(super) fn step<T>(&mut self, size: Size, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+    /// Announces that there will be one step only.
+    pub(super) fn alone(mut self, alone: bool) -> Self {
+        self.alone = alone;
+        self
+    }
+
+    /// Records the changes of one collection.
+    pub(super) fn recording(mut self, collection: Option<i64>) -> Self {
+        self.recorded = collection;
+        self
+    }
+
+    /// Runs one step atomically.
+    pub(super) fn step<T>(
+        &mut self,
+        statements: Statements,
+        work: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<T> {
         if let Some(error) = &self.lost {
             return Err(Error::RolledBack(error.to_string()));
         }
         self.pending.clear();
-        if size == Size::Many {
+        let savepoint = statements == Statements::Many && !self.alone;
+        if savepoint {
             self.connection.prepare_cached("SAVEPOINT step")?.execute([])?;
         }
         match work(self) {
             Ok(outcome) => {
-                if size == Size::Many {
+                if savepoint {
                     self.connection.prepare_cached("RELEASE step")?.execute([])?;
                 }
                 if let Err(error) = self.apply_pending() {
@@ -111,7 +162,10 @@ impl<'a> Transaction<'a> {
                 // A full disk, among others, makes SQLite roll everything back by itself.
                 let undone = if self.connection.is_autocommit() {
                     Err(Error::RolledBack(error.to_string()))
-                } else if size == Size::One {
+                } else if self.alone {
+                    self.failed_alone = true;
+                    Ok(())
+                } else if !savepoint {
                     Ok(())
                 } else {
                     self.connection
@@ -129,18 +183,26 @@ impl<'a> Transaction<'a> {
         }
     }
 
-    /// Makes it durable, and returns the snapshots to publish.
-    pub(super) fn commit(mut self) -> Result<HashMap<i64, Option<Arc<Snapshot>>>> {
+    /// Makes the changes durable.
+    pub(super) fn commit(mut self) -> Result<Committed> {
         if let Some(error) = self.lost.take() {
             return Err(error);
         }
-        let mut changes = HashMap::with_capacity(self.next.len());
+        let mut committed = Committed {
+            snapshots: HashMap::with_capacity(self.next.len()),
+            deleted: std::mem::take(&mut self.deleted),
+            record: std::mem::take(&mut self.record),
+        };
+        if self.failed_alone {
+            *self.record_clock = self.clock_at_start;
+            return Ok(committed);
+        }
         for (collection, snapshot) in std::mem::take(&mut self.next) {
             let snapshot = match snapshot {
                 None => None,
                 Some(snapshot) => Some(Arc::new(self.seal(collection, snapshot)?)),
             };
-            changes.insert(collection, snapshot);
+            committed.snapshots.insert(collection, snapshot);
         }
         if *self.record_clock != self.clock_at_start {
             self.connection
@@ -149,14 +211,12 @@ impl<'a> Transaction<'a> {
         }
         self.connection.execute_batch("COMMIT")?;
         self.open = false;
-        Ok(changes)
+        Ok(committed)
     }
 
     /// Finishes a changed collection and gives it its next version.
     fn seal(&self, collection: i64, mut snapshot: Snapshot) -> Result<Snapshot> {
-        if snapshot.seal()? == Sealed::Renumbered {
-            self.rewrite_vectors(collection, &snapshot)?;
-        }
+        snapshot.seal()?;
         self.fault(FaultPoint::BeforeCommit)?;
         snapshot.version = self
             .connection
@@ -165,7 +225,7 @@ impl<'a> Transaction<'a> {
         Ok(snapshot)
     }
 
-    /// Fails here when a test has asked for it.
+    /// Fails if a test has armed this point.
     pub(super) fn fault(&self, point: FaultPoint) -> Result<()> {
         self.faults.check(point)
     }
@@ -177,12 +237,13 @@ impl<'a> Transaction<'a> {
     pub(super) fn find(&self, name: &CollectionName) -> Result<Option<CollectionRow>> {
         Ok(self
             .connection
-            .prepare_cached("SELECT id, metadata, dimensions FROM collections WHERE name = ?1")?
+            .prepare_cached("SELECT id, metadata, dimensions, version FROM collections WHERE name = ?1")?
             .query_row([name.as_str()], |row| {
                 Ok(CollectionRow {
                     id: row.get(0)?,
                     metadata: row.get(1)?,
                     dimensions: row.get(2)?,
+                    version: row.get(3)?,
                 })
             })
             .optional()?)
@@ -207,12 +268,37 @@ impl<'a> Transaction<'a> {
             .ok_or_else(|| Error::Damaged(format!("collection {collection} is not in memory")))
     }
 
+    /// The collection as readers see it.
+    pub(super) fn published(&self, collection: i64) -> Option<Arc<Snapshot>> {
+        self.published.get(collection)
+    }
+
+    /// Replaces the state of a collection by an equal one, after making these changes to it.
+    pub(super) fn replace_snapshot(
+        &mut self,
+        collection: i64,
+        mut snapshot: Snapshot,
+        changes: Vec<Change>,
+    ) -> Result<()> {
+        for change in changes {
+            apply(&mut snapshot, change)?;
+        }
+        self.next.insert(collection, Some(snapshot));
+        Ok(())
+    }
+
     fn apply_pending(&mut self) -> Result<()> {
         for (collection, change) in std::mem::take(&mut self.pending) {
+            if self.recorded == Some(collection) {
+                self.record.push(change.clone());
+            }
+            if change.deletes() {
+                self.deleted.insert(collection);
+            }
             match change {
                 Change::Create => {
                     self.next
-                        .insert(collection, Some(Snapshot::empty(self.published.held())));
+                        .insert(collection, Some(Snapshot::empty(self.published.scope())));
                 }
                 Change::Drop => {
                     self.next.insert(collection, None);
@@ -221,6 +307,12 @@ impl<'a> Transaction<'a> {
             }
         }
         Ok(())
+    }
+}
+
+impl Change {
+    fn deletes(&self) -> bool {
+        matches!(self, Self::Remove { .. } | Self::RemoveMany { .. } | Self::Drop)
     }
 }
 
@@ -243,7 +335,12 @@ fn apply(snapshot: &mut Snapshot, change: Change) -> Result<()> {
             new,
         } => snapshot.replace(slot_of(snapshot, rowid)?, &vector, &old, new)?,
         Change::Remove { rowid, old } => snapshot.remove(slot_of(snapshot, rowid)?, &old)?,
-        Change::Empty => *snapshot = snapshot.emptied(),
+        Change::RemoveMany { rowids } => {
+            let slots = rowids.iter().map(|rowid| slot_of(snapshot, *rowid));
+            let slots = slots.collect::<Result<RoaringBitmap>>()?;
+            snapshot.remove_many(&slots);
+        }
+        Change::Forget { rowid, metadata } => snapshot.forget(rowid, &metadata),
         Change::Touch | Change::Create | Change::Drop => {}
     }
     Ok(())

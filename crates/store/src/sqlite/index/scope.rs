@@ -1,4 +1,4 @@
-//! How much of a collection is held in memory.
+//! The part of a collection that is indexed in memory.
 
 use std::borrow::Cow;
 
@@ -6,30 +6,30 @@ use ragstone_core::filter::Test;
 use ragstone_core::{Filter, Metadata};
 use serde_json::Value;
 
-/// What is held in memory of every collection.
+/// The part of every collection that is indexed in memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Held {
-    /// Whatever a filter or a search may ask for.
+pub enum IndexScope {
+    /// Everything that filters and searches need.
     #[default]
     Everything,
-    /// Of some metadata fields their values, of others whether they are there. For a process that
-    /// writes much and searches nothing: all the rest would grow with what it writes. Searches,
-    /// exports, and filters on other fields are refused.
+    /// Only the values of some metadata fields and the presence of others: write-only mode. For a
+    /// process that writes much and never searches, so that its memory does not grow with what it
+    /// writes. Searches, exports, and filters on other fields are refused.
     Fields {
         values: &'static [&'static str],
         presence: &'static [&'static str],
     },
 }
 
-impl Held {
-    /// Whether what is held tells which documents match.
-    pub(crate) fn answers(self, filter: &Filter) -> bool {
+impl IndexScope {
+    /// Whether the index can evaluate a filter.
+    pub(crate) fn covers(self, filter: &Filter) -> bool {
         let Self::Fields { values, presence } = self else {
             return true;
         };
         match filter {
-            Filter::All(parts) | Filter::Any(parts) => parts.iter().all(|part| self.answers(part)),
-            Filter::Not(part) => self.answers(part),
+            Filter::All(parts) | Filter::Any(parts) => parts.iter().all(|part| self.covers(part)),
+            Filter::Not(part) => self.covers(part),
             Filter::Field { name, test } => {
                 values.contains(&name.as_str())
                     || (*test == Test::Exists && presence.contains(&name.as_str()))
@@ -44,7 +44,7 @@ impl Held {
         }
     }
 
-    /// What is indexed of a document's metadata.
+    /// The part of a document's metadata that is indexed.
     pub(crate) fn of(self, metadata: &Metadata) -> Cow<'_, Metadata> {
         let Self::Fields { values, presence } = self else {
             return Cow::Borrowed(metadata);
