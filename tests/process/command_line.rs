@@ -121,7 +121,7 @@ async fn a_query_says_which_key_is_missing_and_ends_quietly_when_nobody_reads_on
         let log = without.run();
         assert!(log.failed_with(1).contains("set RAGSTONE_API_KEY"), "{log:?}");
         let log = wrong.run();
-        assert!(log.failed_with(1).contains("does not take the key"), "{log:?}");
+        assert!(log.failed_with(1).contains("refuses the API key"), "{log:?}");
         assert!(right.run().succeeded().contains("a fox"));
         let mut child = right
             .build()

@@ -1,4 +1,4 @@
-//! What agents use, made from the settings: memory, retrieval and chat.
+//! Memory, retrieval and chat for agents, from the settings.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,19 +17,19 @@ use ragstone_rag::{Models, Service};
 
 use crate::config::{self, ConfigError, Settings};
 
-/// What a process that dies has begun, another one takes over well within half a minute.
+/// Another process takes over the work of one that died after this long.
 const SHARED_LEASE: Duration = Duration::from_secs(20);
 
-/// `embedding.provider` for a model of this process; `embedding.model` says which.
+/// `embedding.provider` for a model of this process, which `embedding.model` names.
 pub(crate) const IN_PROCESS: &str = "in-process";
 
-/// Each part where it is configured; saving and reading memory always works.
+/// Retrieval and chat exist if they are configured. Saving and reading memory always works.
 #[derive(Clone)]
 pub struct Agent {
     pub memory: Memory,
     pub rag: Option<Arc<Rag>>,
     pub chat: Option<Arc<dyn ChatModel>>,
-    /// What puts context into chats, where that is on.
+    /// Adds context to chats, if enabled.
     pub context: Option<Arc<ContextAwareModelAdapter>>,
     buffer: Option<Buffer>,
 }
@@ -44,7 +44,14 @@ impl Agent {
         check_rag(&settings.embedding.rag)?;
         let chat = chat_model(settings)?;
         let Some((embedder, options)) = memory_embedder(settings, &service.models)? else {
-            tracing::info!("agent memory is not embedded: no embedding provider is configured");
+            match settings.embedding.provider.as_str() {
+                "" => tracing::info!("agent memory is not embedded: no embedding provider is configured"),
+                provider => tracing::warn!(
+                    provider,
+                    "agent memory is not embedded: embedding.provider is unknown; set it to local or in-process, \
+                     or set embedding.providerID to an entry of providers"
+                ),
+            }
             let memory = Memory::without_embedding(records, store).await?;
             return Ok(Self {
                 memory,
@@ -90,7 +97,7 @@ impl Agent {
         );
         let rag = Arc::new(rag);
         if chat.is_some() && !config.enabled {
-            tracing::info!("agent memory is put into no chat: embedding.rag.enabled is false");
+            tracing::info!("chats get no context from agent memory: embedding.rag.enabled is false");
         }
         let context = chat.as_ref().filter(|_| config.enabled).map(|chat| {
             let options = ContextOptions {
@@ -112,7 +119,7 @@ impl Agent {
         })
     }
 
-    /// Embeds what is left, as far as the deadline allows.
+    /// Embeds the remaining entries until the deadline.
     pub async fn stop(&self, deadline: Duration) {
         if let Some(buffer) = &self.buffer {
             buffer.stop(deadline).await;
@@ -123,19 +130,22 @@ impl Agent {
 pub(crate) fn check_rag(config: &RagConfig) -> Result<(), ConfigError> {
     let wrong = |what: &str| Err(ConfigError(format!("embedding.rag.{what}")));
     if config.max_results == 0 {
-        return wrong("maxResults must be at least 1");
+        return wrong("maxResults is 0: it must be at least 1");
     }
     if !config.max_distance.is_finite() || config.max_distance < 0.0 {
-        return wrong("maxDistance must be a number, zero (for no limit) or more");
+        return wrong(&format!(
+            "maxDistance is {}: it must be at least 0, which means no limit",
+            config.max_distance
+        ));
     }
     if config.max_tokens == 0 {
-        return wrong("maxTokens must be at least 1; to put nothing into chats set enabled to false");
+        return wrong("maxTokens is 0: it must be at least 1; set enabled to false to add no context");
     }
     if config.timeout_ms == 0 {
-        return wrong("timeoutMs must be at least 1; to put nothing into chats set enabled to false");
+        return wrong("timeoutMs is 0: it must be at least 1; set enabled to false to add no context");
     }
     if config.collections.is_empty() {
-        return wrong("collections must name at least one collection, or be left out");
+        return wrong("collections is empty: name at least one collection, or leave it out");
     }
     check_collections(&config.collections)
         .map_err(|error| ConfigError(format!("embedding.rag.collections: {error}")))
@@ -150,7 +160,7 @@ fn chat_model(settings: &Settings) -> Result<Option<Arc<dyn ChatModel>>, ConfigE
         .map_err(|error| ConfigError(format!("chat: {error}")))
 }
 
-/// What embeds agent memory, and how its buffer should treat it.
+/// The embedder of agent memory, and the options of its buffer.
 type MemoryEmbedder = (Arc<dyn Embedder>, BufferOptions);
 
 fn memory_embedder(settings: &Settings, models: &Models) -> Result<Option<MemoryEmbedder>, ConfigError> {
@@ -164,15 +174,14 @@ fn memory_embedder(settings: &Settings, models: &Models) -> Result<Option<Memory
     Ok(embedder.map(|embedder| (embedder, BufferOptions::default())))
 }
 
-/// A `providerID` wins over everything else.
+/// A `providerID` takes precedence.
 pub(crate) fn is_in_process(config: &EmbeddingConfig) -> bool {
     config.provider_id.is_empty() && config.provider == IN_PROCESS
 }
 
 fn in_process_embedder(config: &EmbeddingConfig, models: &Models) -> Result<Arc<dyn Embedder>, ConfigError> {
     let embedder = if config.model.is_empty() {
-        let none =
-            "embedding.provider is 'in-process', and no model is loaded: name one with --embeddings-config";
+        let none = "embedding.provider is 'in-process', but no model is loaded: configure one with --embeddings-config";
         models
             .default_embedder()
             .ok_or_else(|| ConfigError(none.to_owned()))?
@@ -184,22 +193,9 @@ fn in_process_embedder(config: &EmbeddingConfig, models: &Models) -> Result<Arc<
     let width = embedder.info().identity.dimensions;
     match config.dimensions {
         Some(wanted) if wanted != width => Err(ConfigError(format!(
-            "embedding.dimensions is {wanted}, the model '{}' makes {width}: leave it out or set it to {width}",
+            "embedding.dimensions is {wanted}, but the model '{}' has {width}: leave it out or set it to {width}",
             embedder.info().identity.id
         ))),
         _ => Ok(Arc::clone(embedder)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_queue_of_a_dead_process_is_taken_over_within_thirty_seconds() {
-        for options in [BufferOptions::default(), BufferOptions::in_process()] {
-            // The entry may have been claimed just before it died, and the others just have looked.
-            assert!(SHARED_LEASE + options.poll <= Duration::from_secs(30));
-        }
     }
 }

@@ -15,7 +15,6 @@
 mod address;
 mod breaker;
 mod client;
-mod escapes;
 mod operation;
 mod retry;
 mod secrets;

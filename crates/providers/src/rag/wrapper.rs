@@ -92,7 +92,7 @@ pub(super) fn kind() -> ProviderKind {
 }
 
 fn connect(connection: &Metadata, context: ConnectContext) -> Result<Arc<dyn RagProvider>, ConfigError> {
-    let (connection, faults) = read_connection::<Connection>(connection)?;
+    let connection = read_connection::<Connection>(connection)?;
     let endpoint = Endpoint {
         service: context.service,
         url: &connection.url,
@@ -102,7 +102,7 @@ fn connect(connection: &Metadata, context: ConnectContext) -> Result<Arc<dyn Rag
         addresses: context.addresses,
     };
     Ok(Arc::new(Wrapper {
-        client: faults.and(endpoint.client(context.environment))?,
+        client: endpoint.client(context.environment)?,
         timeout: Duration::from_millis(connection.timeout_ms),
     }))
 }

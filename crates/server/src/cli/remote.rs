@@ -1,25 +1,27 @@
-//! Talking to a running server, for the commands that use one.
+//! The client of a running server, for all commands that use one.
 
 use clap::Args;
+use ragstone_core::collection::CollectionName;
 use ragstone_core::provider::{CallError, ErrorAnswer};
-use ragstone_providers::http::{Auth, Call, ClientSettings, ServiceClient};
+use ragstone_providers::http::{Auth, Call, ClientSettings, Repeat, ServiceClient};
 use secrecy::SecretString;
 use serde_json::Value;
 
 use super::printable;
 
-/// Where the key of a server is looked for.
+/// Variable with the API key of a server.
 pub(super) const KEY: &str = "RAGSTONE_API_KEY";
 /// For the help of every command that can talk to a server.
 pub(super) const REMOTE_ENVIRONMENT: &str = "Environment:\n  \
-    RAGSTONE_API_KEY  The key to send, where the server wants one";
+    RAGSTONE_API_KEY  API key of the server, if it requires one";
 
-/// Which server to talk to.
+/// The server to use.
 #[derive(Args)]
 pub(super) struct RemoteArgs {
-    /// The server's address
+    /// Address of the server
     #[arg(
         long,
+        conflicts_with_all = ["data_dir", "store"],
         value_name = "URL",
         env = "RAGSTONE_URL",
         default_value = "http://127.0.0.1:5006",
@@ -33,13 +35,12 @@ impl RemoteArgs {
         Self { url }
     }
 
-    /// The key, where the server wants one, comes from the environment and never from a flag, which
-    /// every user of the machine could read.
+    /// The API key comes from the environment: other users can read flags.
     pub(super) fn client(&self) -> anyhow::Result<ServiceClient> {
         self.client_with(&[KEY])
     }
 
-    /// The key is that of the first of these variables that is set.
+    /// Uses the key of the first of these variables that is set.
     pub(super) fn client_with(&self, keys: &[&str]) -> anyhow::Result<ServiceClient> {
         let mut settings = ClientSettings::new("ragstone", &self.url, "--url")?;
         if let Some(key) = keys.iter().find_map(|name| crate::config::process_env(name)) {
@@ -48,7 +49,11 @@ impl RemoteArgs {
         Ok(ServiceClient::new(settings)?)
     }
 
-    pub(super) async fn ask(&self, call: Call) -> anyhow::Result<Value> {
+    /// Searches a collection.
+    pub(super) async fn query(&self, collection: &CollectionName, body: &Value) -> anyhow::Result<Value> {
+        let call = Call::post(format!("collections/{collection}/query"))
+            .json(body)
+            .repeat(Repeat::Freely);
         match self.client()?.call_json(call).await {
             Ok(answer) => Ok(answer),
             Err(CallError::Answered(answer)) => Err(anyhow::anyhow!(refusal(&answer, &[KEY]))),
@@ -57,17 +62,17 @@ impl RemoteArgs {
     }
 }
 
-/// Says where nobody answers, if that is what is wrong.
+/// Adds a hint if no server answers.
 pub(super) fn no_server(error: anyhow::Error, url: &str) -> anyhow::Error {
     match error.downcast_ref() {
         Some(CallError::Unreachable { .. }) => error.context(format!(
-            "no server answers at {url}: start one with `ragstone serve`"
+            "no server answers at {url}: start one with `ragstone serve`, or correct --url"
         )),
         _ => error,
     }
 }
 
-/// An address that requests can be sent to, as an argument.
+/// Parses the address of a server.
 pub(super) fn server_url(text: &str) -> Result<String, String> {
     match ClientSettings::new("ragstone", text, "the address") {
         Ok(_) => Ok(text.to_owned()),
@@ -75,17 +80,16 @@ pub(super) fn server_url(text: &str) -> Result<String, String> {
     }
 }
 
-/// What the server says, or what to do where that is about keys, which are looked for in these
-/// variables.
+/// The message of an error response. For a refused key, the hint names these variables.
 pub(super) fn refusal(answer: &ErrorAnswer, keys: &[&str]) -> String {
     if answer.status == 401 {
         let given = keys
             .iter()
             .find(|name| crate::config::process_env(name).is_some());
         return match given {
-            Some(name) => format!("the server does not take the key in {name}"),
+            Some(name) => format!("the server refuses the API key in {name}"),
             None => format!(
-                "the server wants an API key: set {} to one of its keys",
+                "the server requires an API key: set {} to one of its keys",
                 keys.join(" or ")
             ),
         };

@@ -119,7 +119,7 @@ pub(super) fn kind() -> ProviderKind {
 }
 
 fn connect(connection: &Metadata, context: ConnectContext) -> Result<Arc<dyn RagProvider>, ConfigError> {
-    let (connection, faults) = read_connection::<Connection>(connection)?;
+    let connection = read_connection::<Connection>(connection)?;
     let endpoint = Endpoint {
         service: context.service,
         url: &connection.url,
@@ -130,7 +130,7 @@ fn connect(connection: &Metadata, context: ConnectContext) -> Result<Arc<dyn Rag
     };
     let tenancy = Tenancy::check(&connection.tenant, &connection.database);
     let client = endpoint.client(context.environment);
-    let (tenancy, client) = faults.and(both(tenancy, client))?;
+    let (tenancy, client) = both(tenancy, client)?;
     Ok(Arc::new(ChromaService {
         chroma: Chroma {
             api: ChromaApi::new(client, &tenancy, Naming::AsTheyAre),
