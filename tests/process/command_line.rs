@@ -180,6 +180,13 @@ async fn a_data_directory_is_searched_without_a_server() {
         .arg(&data)
         .run();
     assert!(missing.failed_with(1).contains("'none'"), "{missing:?}");
+    let mistyped = Setup::command(&["query", "c", "crows", "--mode", "keyword", "--data-dir", "dta"]);
+    let ended = mistyped.run();
+    assert!(
+        ended.failed_with(1).contains("dta is not a directory"),
+        "{ended:?}"
+    );
+    assert!(!mistyped.folder().join("dta").exists(), "nothing is created");
     drop(kept);
 }
 

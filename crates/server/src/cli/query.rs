@@ -21,7 +21,7 @@ use tower::ServiceExt;
 
 use super::block_on;
 use super::remote::{REMOTE_ENVIRONMENT, RemoteArgs};
-use crate::config::{CrossEncoderArgs, ListenArgs, LocalArgs, ServerArgs, Settings};
+use crate::config::{CrossEncoderArgs, ListenArgs, LocalArgs, ServerArgs, Settings, StoreLocation};
 use crate::startup::{self, Running};
 use crate::stores::OpenStore;
 use crate::telemetry;
@@ -134,6 +134,14 @@ fn body(args: &QueryArgs) -> Value {
 async fn search_here(args: &QueryArgs) -> anyhow::Result<Value> {
     telemetry::start_logs_from("warn,ragstone::progress=info", telemetry::LogFormat::Text);
     let settings = settings(args)?;
+    if let StoreLocation::Embedded(directory) = &settings.store {
+        // Opening would create a store.
+        anyhow::ensure!(
+            directory.is_dir(),
+            "{} is not a directory: correct --data-dir",
+            directory.display()
+        );
+    }
     let store = OpenStore::open(&settings.store)
         .await
         .map_err(|error| match error.downcast_ref() {
