@@ -218,7 +218,7 @@ async fn services_are_wrong_before_the_start_and_not_after_it() {
         ("conversations: {ttlSeconds: 0}", "ttlSeconds"),
         (
             "services: {null: {provider: chromadb-wrapper, url: 'http://127.0.0.1'}}",
-            "null is no text: put it in quotes",
+            "null is not a string: put it in quotes",
         ),
     ] {
         let finished = Setup::without_models().config(yaml).run();

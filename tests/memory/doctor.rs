@@ -107,7 +107,7 @@ fn the_embedding_check_says_what_to_do() {
         (
             "providers: {o: {type: openai, apiKey: '  ', baseUrl: 'http://127.0.0.1:9/v1'}}\nembedding: {providerID: o, dimensions: 3}".into(),
             "fail",
-            "blanks",
+            "only blanks",
         ),
         ("providers: {c: {type: anthropic, apiKey: k}}\nembedding: {providerID: c}".into(), "fail", "anthropic"),
         ("embedding: {provider: local, dimensions: 768}".into(), "pass", "nomic-embed-text"),

@@ -5,7 +5,7 @@ use std::process::Stdio;
 use reqwest::Method;
 use serde_json::json;
 
-use crate::support::{Setup, vector};
+use crate::support::{Setup, fixtures, vector};
 
 #[test]
 fn usage_errors_end_with_2() {
@@ -25,6 +25,15 @@ fn usage_errors_end_with_2() {
         &["query", "c", "text", "--url", "notaurl"],
         &["query", "c", " "],
         &["query", "not/valid", "text"],
+        &[
+            "query",
+            "c",
+            "text",
+            "--url",
+            "http://127.0.0.1:1",
+            "--data-dir",
+            "x",
+        ],
         &[],
     ] {
         let ended = Setup::command(args).run();
@@ -100,6 +109,87 @@ fn the_list_of_rerankers_is_a_result() {
     assert_eq!(list.stderr, "");
 }
 
+#[test]
+fn a_flag_of_serve_without_serve_gets_a_hint() {
+    let ended = Setup::command(&["--list-reranker-models"]).run();
+    assert!(
+        ended
+            .failed_with(2)
+            .contains("ragstone serve --list-reranker-models"),
+        "{ended:?}"
+    );
+    let other = Setup::command(&["--no-such-flag"]).run();
+    assert!(
+        !other.failed_with(2).contains("flag of `ragstone serve`"),
+        "{other:?}"
+    );
+}
+
+/// As `ingest` does, with the models of the store's collections.
+#[tokio::test]
+async fn a_data_directory_is_searched_without_a_server() {
+    let setup = Setup::serve_embedded().embeddings(&[("tiny", &fixtures::model("bert"))]);
+    let models = setup.folder().join("embeddings.yml");
+    let server = setup.start().await;
+    let created = json!({"name": "c", "embedding_model": "tiny"});
+    server.post("/collections", created).await.ok();
+    let texts = json!({"documents": [{"id": "a", "text": "a fox"}, {"id": "b", "text": "two crows"}]});
+    server.post("/collections/c/documents", texts).await.ok();
+    let data = server.setup().data_dir();
+    let query = |args: &[&str]| {
+        let setup = Setup::command(&["query", "c", "crows"])
+            .arg("--data-dir")
+            .arg(&data);
+        args.iter().fold(setup, |setup, arg| setup.arg(arg))
+    };
+    // A variable does not turn the search away from the server.
+    let through_server = Setup::command(&[
+        "query",
+        "c",
+        "crows",
+        "--mode",
+        "keyword",
+        "--url",
+        &server.url(""),
+    ])
+    .env("RAGSTONE_DATA_DIR", "/nowhere");
+    let locked = query(&["--mode", "keyword"]);
+    let (through_server, locked) = tokio::task::spawn_blocking(move || (through_server.run(), locked.run()))
+        .await
+        .unwrap();
+    assert!(through_server.succeeded().contains("two crows"));
+    assert!(
+        locked.failed_with(1).contains("a server has the store open"),
+        "{locked:?}"
+    );
+    let kept = server.setup().clone();
+    let (status, log) = server.stop();
+    assert!(status.success(), "{log}");
+    let keyword = query(&["--mode", "keyword"])
+        .env("RAGSTONE_URL", "http://127.0.0.1:9")
+        .run();
+    let found: serde_json::Value = serde_json::from_str(keyword.succeeded()).unwrap();
+    assert_eq!(found["results"][0]["id"], "b", "{found}");
+    assert_eq!(found["results"].as_array().unwrap().len(), 1, "{found}");
+    let dense = query(&["--embeddings-config", models.to_str().unwrap()]).run();
+    let found: serde_json::Value = serde_json::from_str(dense.succeeded()).unwrap();
+    assert_eq!(found["results"].as_array().unwrap().len(), 2, "{found}");
+    assert!(found["results"][0]["distance"].is_number(), "{found}");
+    let missing = Setup::command(&["query", "none", "crows", "--mode", "keyword"])
+        .arg("--data-dir")
+        .arg(&data)
+        .run();
+    assert!(missing.failed_with(1).contains("'none'"), "{missing:?}");
+    let mistyped = Setup::command(&["query", "c", "crows", "--mode", "keyword", "--data-dir", "dta"]);
+    let ended = mistyped.run();
+    assert!(
+        ended.failed_with(1).contains("dta is not a directory"),
+        "{ended:?}"
+    );
+    assert!(!mistyped.folder().join("dta").exists(), "nothing is created");
+    drop(kept);
+}
+
 #[tokio::test]
 async fn a_query_says_which_key_is_missing_and_ends_quietly_when_nobody_reads_on() {
     let server = Setup::without_models()
@@ -121,7 +211,7 @@ async fn a_query_says_which_key_is_missing_and_ends_quietly_when_nobody_reads_on
         let log = without.run();
         assert!(log.failed_with(1).contains("set RAGSTONE_API_KEY"), "{log:?}");
         let log = wrong.run();
-        assert!(log.failed_with(1).contains("does not take the key"), "{log:?}");
+        assert!(log.failed_with(1).contains("refuses the API key"), "{log:?}");
         assert!(right.run().succeeded().contains("a fox"));
         let mut child = right
             .build()

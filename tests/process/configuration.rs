@@ -113,6 +113,32 @@ async fn it_binds_to_this_machine_only_unless_told() {
     assert_eq!(host, "127.0.0.1");
 }
 
+/// A data directory that `ingest` or `quickstart` filled is served by the command in the error.
+#[tokio::test]
+async fn a_store_of_the_default_model_is_told_how_to_be_served() {
+    let server = Setup::serve_embedded().arg("--no-embeddings").start().await;
+    let created = serde_json::json!({"name": "handbook", "metadata": {"embedding_model": "minilm"}});
+    server.post("/collections", created).await.ok();
+    let setup = server.setup().clone();
+    let (status, log) = server.stop();
+    assert!(status.success(), "{log}");
+    let data = setup.data_dir();
+    let ended = Setup::command(&["serve", "--port", "0", "--data-dir"])
+        .arg(&data)
+        .run();
+    let log = ended.failed_with(78);
+    let data = data.to_str().unwrap();
+    for part in [
+        "'handbook'".to_owned(),
+        "printf 'embeddings:\\n  - {id: minilm, path: sentence-transformers/all-MiniLM-L6-v2}\\n' > embeddings.yml".to_owned(),
+        format!("ragstone serve --data-dir {data} --embeddings-config embeddings.yml"),
+    ] {
+        assert!(log.contains(&part), "{part}: {log}");
+    }
+    let other = Setup::serve_embedded().run();
+    assert!(!other.failed_with(78).contains("printf"), "{other:?}");
+}
+
 #[test]
 fn an_open_address_without_a_key_is_refused_with_78() {
     for setup in [

@@ -50,6 +50,46 @@ async fn json_logs_are_json_line_by_line() {
     assert!(answered.to_string().contains("404"), "{answered}");
 }
 
+#[test]
+fn fatal_errors_are_json_in_a_json_log() {
+    for (setup, part) in [
+        (Setup::without_models().config("servr: {}"), "servr"),
+        (
+            Setup::command(&["serve", "--no-embeddings"]).env("RAGSTONE_PORT", "many"),
+            "RAGSTONE_PORT is 'many'",
+        ),
+        (
+            Setup::without_models()
+                .env("RAGSTONE_LOG", "off")
+                .config("servr: {}"),
+            "servr",
+        ),
+    ] {
+        let ended = setup.arg("--log-format").arg("json").run();
+        let log = ended.failed_with(78);
+        let line: Value = serde_json::from_str(log).unwrap_or_else(|_| panic!("not JSON: {log}"));
+        assert_eq!(line["level"], "ERROR", "{line}");
+        let message = line["message"].as_str().unwrap();
+        assert!(
+            message.starts_with("fatal: ") && message.contains(part),
+            "{message}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn an_unknown_embedding_provider_is_named() {
+    let server = Setup::without_models()
+        .config("embedding: {provider: something}")
+        .start()
+        .await;
+    let line = server.wait_for_log("agent memory is not embedded");
+    assert!(
+        line.contains("something") && line.contains("embedding.provider is unknown"),
+        "{line}"
+    );
+}
+
 #[tokio::test]
 async fn request_ids_are_in_the_log() {
     let server = Setup::without_models().env("RAGSTONE_LOG", "debug").start().await;

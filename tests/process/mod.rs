@@ -2,6 +2,7 @@
 
 mod command_line;
 mod configuration;
+mod hardening;
 mod logs;
 mod models;
 mod quickstart;

@@ -149,11 +149,11 @@ async fn too_many_large_bodies_at_once_are_503_with_retry_after() {
     for _ in 0..8 {
         let mut client = RawClient::connect(server.address).await;
         let head =
-            "POST /collections/c/documents HTTP/1.1\r\nhost: localhost\r\ncontent-length: 102400\r\n\r\n{";
-        client.send(head).await;
+            "POST /collections/c/documents HTTP/1.1\r\nhost: localhost\r\ncontent-length: 102400\r\n\r\n";
+        client.send(format!("{head}{}", "{".repeat(102_399))).await;
         waiting.push(client);
     }
-    // All eight hold their share once their headers were read, which the server does in its own time.
+    // They hold their share once the server has read what they sent.
     let body = json!({"documents": [{"text": "x".repeat(101_000), "embedding": [1]}]});
     let answer = loop {
         let answer = server.post("/collections/c/documents", body.clone()).await;

@@ -127,31 +127,3 @@ pub(crate) fn both<A, B>(
         (Err(a), Err(b)) => Err(ConfigError::Several([a.into_each(), b.into_each()].concat())),
     }
 }
-
-/// What was found wrong with a connection that was read as far as it could be.
-#[derive(Debug, Default)]
-pub struct Faults(pub(crate) Vec<ConfigError>);
-
-impl Faults {
-    /// The outcome of what was made of the connection, if nothing was wrong before. A field that is
-    /// known to be wrong is reported once.
-    pub fn and<T>(self, outcome: Result<T, ConfigError>) -> Result<T, ConfigError> {
-        let Self(mut faults) = self;
-        let made = outcome
-            .map_err(|error| {
-                for error in error.into_each() {
-                    let field = error.by_field().map(|(field, _)| field.to_owned());
-                    let known =
-                        |fault: &ConfigError| fault.by_field().map(|(field, _)| field.to_owned()) == field;
-                    if !faults.iter().any(known) {
-                        faults.push(error);
-                    }
-                }
-            })
-            .ok();
-        match (ConfigError::all(faults), made) {
-            (None, Some(made)) => Ok(made),
-            (fault, _) => Err(fault.unwrap_or_else(|| ConfigError::field("connection", "cannot be used"))),
-        }
-    }
-}

@@ -1,4 +1,4 @@
-//! The services for agents, built from the settings: memory, retrieval and chat.
+//! Memory, retrieval and chat for agents, from the settings.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,13 +20,13 @@ use crate::config::{self, ConfigError, Settings};
 /// `embedding.provider` for a model of this process, which `embedding.model` names.
 pub(crate) const IN_PROCESS: &str = "in-process";
 
-/// The parts that are configured. Saving and reading memory always works.
+/// Retrieval and chat exist if they are configured. Saving and reading memory always works.
 #[derive(Clone)]
 pub struct Agent {
     pub memory: Memory,
     pub rag: Option<Arc<Rag>>,
     pub chat: Option<Arc<dyn ChatModel>>,
-    /// Adds context to chats, if that is enabled.
+    /// Adds context to chats, if enabled.
     pub context: Option<Arc<ContextAwareModelAdapter>>,
     buffer: Option<Buffer>,
 }
@@ -41,7 +41,14 @@ impl Agent {
         check_rag(&settings.embedding.rag)?;
         let chat = chat_model(settings)?;
         let Some((embedder, options)) = memory_embedder(settings, &local.service().models)? else {
-            tracing::info!("agent memory is not embedded: no embedding provider is configured");
+            match settings.embedding.provider.as_str() {
+                "" => tracing::info!("agent memory is not embedded: no embedding provider is configured"),
+                provider => tracing::warn!(
+                    provider,
+                    "agent memory is not embedded: embedding.provider is unknown; set it to local or in-process, \
+                     or set embedding.providerID to an entry of providers"
+                ),
+            }
             let memory = Memory::without_embedding(records, store).await?;
             return Ok(Self {
                 memory,
@@ -103,7 +110,7 @@ impl Agent {
         })
     }
 
-    /// Embeds remaining entries until the deadline.
+    /// Embeds the remaining entries until the deadline.
     pub async fn stop(&self, deadline: Duration) {
         if let Some(buffer) = &self.buffer {
             buffer.stop(deadline).await;
@@ -114,19 +121,22 @@ impl Agent {
 pub(crate) fn check_rag(config: &RagConfig) -> Result<(), ConfigError> {
     let wrong = |what: &str| Err(ConfigError(format!("embedding.rag.{what}")));
     if config.max_results == 0 {
-        return wrong("maxResults must be at least 1");
+        return wrong("maxResults is 0: it must be at least 1");
     }
     if !config.max_distance.is_finite() || config.max_distance < 0.0 {
-        return wrong("maxDistance must be a number, zero (for no limit) or more");
+        return wrong(&format!(
+            "maxDistance is {}: it must be at least 0, which means no limit",
+            config.max_distance
+        ));
     }
     if config.max_tokens == 0 {
-        return wrong("maxTokens must be at least 1; to put nothing into chats set enabled to false");
+        return wrong("maxTokens is 0: it must be at least 1; set enabled to false to add no context");
     }
     if config.timeout_ms == 0 {
-        return wrong("timeoutMs must be at least 1; to put nothing into chats set enabled to false");
+        return wrong("timeoutMs is 0: it must be at least 1; set enabled to false to add no context");
     }
     if config.collections.is_empty() {
-        return wrong("collections must name at least one collection, or be left out");
+        return wrong("collections is empty: name at least one collection, or leave it out");
     }
     check_collections(&config.collections)
         .map_err(|error| ConfigError(format!("embedding.rag.collections: {error}")))
@@ -162,8 +172,7 @@ pub(crate) fn is_in_process(config: &EmbeddingConfig) -> bool {
 
 fn in_process_embedder(config: &EmbeddingConfig, models: &Models) -> Result<Arc<dyn Embedder>, ConfigError> {
     let embedder = if config.model.is_empty() {
-        let none =
-            "embedding.provider is 'in-process', and no model is loaded: name one with --embeddings-config";
+        let none = "embedding.provider is 'in-process', but no model is loaded: configure one with --embeddings-config";
         models
             .default_embedder()
             .ok_or_else(|| ConfigError(none.to_owned()))?
@@ -175,7 +184,7 @@ fn in_process_embedder(config: &EmbeddingConfig, models: &Models) -> Result<Arc<
     let width = embedder.info().identity.dimensions;
     match config.dimensions {
         Some(wanted) if wanted != width => Err(ConfigError(format!(
-            "embedding.dimensions is {wanted}, the model '{}' makes {width}: leave it out or set it to {width}",
+            "embedding.dimensions is {wanted}, but the model '{}' has {width}: leave it out or set it to {width}",
             embedder.info().identity.id
         ))),
         _ => Ok(Arc::clone(embedder)),

@@ -30,6 +30,10 @@ use crate::http::state::Limits;
 /// Ten years: practically for ever, and far from where times overflow.
 const MAX_TTL_SECONDS: u64 = 10 * 366 * 24 * 60 * 60;
 
+/// Longer than a client on a bad network pauses, short enough that clients that never read cannot fill
+/// memory with their responses.
+const DEFAULT_WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// Invalid configuration, in one sentence that names the setting and the fix. Ends the program with exit
 /// code 78.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +49,8 @@ pub struct Settings {
     pub embeddings: EmbeddingsChoice,
     pub cross_encoder: Option<CrossEncoderChoice>,
     pub limits: Limits,
+    /// How long a client may read nothing of its response.
+    pub write_timeout: Duration,
     /// Named credentials; keys in them are looked up where they are used.
     pub providers: Providers,
     pub embedding: EmbeddingConfig,
@@ -180,6 +186,7 @@ pub fn build(
         embeddings,
         cross_encoder: from_args.or(from_file),
         limits: limits(&server)?,
+        write_timeout: write_timeout(&server)?,
         providers: file.providers,
         embedding: file.embedding,
         chat: file.chat,
@@ -283,9 +290,19 @@ fn conversation_ttl(section: Option<&ConversationsSection>) -> Result<Duration, 
     match section.and_then(|section| section.ttl_seconds) {
         None => Ok(ragstone_search::conversations::DEFAULT_TTL),
         Some(seconds @ 1..=MAX_TTL_SECONDS) => Ok(Duration::from_secs(seconds)),
-        Some(_) => Err(ConfigError(format!(
-            "conversations.ttlSeconds must be from 1 to {MAX_TTL_SECONDS}"
+        Some(seconds) => Err(ConfigError(format!(
+            "conversations.ttlSeconds is {seconds}: it must be from 1 to {MAX_TTL_SECONDS}"
         ))),
+    }
+}
+
+fn write_timeout(server: &ServerSection) -> Result<Duration, ConfigError> {
+    match server.limits.as_ref().and_then(|limits| limits.write_seconds) {
+        Some(0) => Err(ConfigError(
+            "server.limits.writeSeconds is 0: it must be at least 1".to_owned(),
+        )),
+        Some(seconds) => Ok(Duration::from_secs(seconds)),
+        None => Ok(DEFAULT_WRITE_TIMEOUT),
     }
 }
 
@@ -296,7 +313,7 @@ fn model_queue_tokens(server: &ServerSection) -> Result<Option<usize>, ConfigErr
         .and_then(|limits| limits.model_queue_tokens)
     {
         Some(0) => Err(ConfigError(
-            "server.limits.modelQueueTokens must be at least 1".to_owned(),
+            "server.limits.modelQueueTokens is 0: it must be at least 1".to_owned(),
         )),
         tokens => Ok(tokens),
     }
@@ -306,11 +323,15 @@ fn limits(server: &ServerSection) -> Result<Limits, ConfigError> {
     let given = server.limits.clone().unwrap_or_default();
     let defaults = Limits::default();
     let count = |name: &str, value: Option<usize>, default: usize| match value {
-        Some(0) => Err(ConfigError(format!("server.limits.{name} must be at least 1"))),
+        Some(0) => Err(ConfigError(format!(
+            "server.limits.{name} is 0: it must be at least 1"
+        ))),
         value => Ok(value.unwrap_or(default)),
     };
     let seconds = |name: &str, value: Option<u64>, default: Duration| match value {
-        Some(0) => Err(ConfigError(format!("server.limits.{name} must be at least 1"))),
+        Some(0) => Err(ConfigError(format!(
+            "server.limits.{name} is 0: it must be at least 1"
+        ))),
         value => Ok(value.map_or(default, Duration::from_secs)),
     };
     Ok(Limits {

@@ -1,6 +1,5 @@
 //! Accepting connections, and stopping without breaking any.
 
-mod refusals;
 mod unread;
 
 use std::convert::Infallible;
@@ -14,29 +13,44 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
+use tokio_io_timeout::TimeoutStream;
 use tower::ServiceExt;
 
-use crate::http::state::{Limits, Stopping};
+use crate::http::state::Stopping;
 
 /// More connections than this wait in the system's queue.
 const MAX_CONNECTIONS: usize = 4096;
+/// Pause before the next attempt after a connection could not be accepted.
+const ACCEPT_COOLDOWN: Duration = Duration::from_millis(50);
+
+/// How long a connection may make no progress.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Timeouts {
+    /// Reading the headers of a request, and waiting for the next one.
+    pub headers: Duration,
+    /// Writing: the time in which a client must read at least one byte.
+    pub write: Duration,
+    /// Finishing accepted requests after the signal to stop.
+    pub shutdown: Duration,
+}
 
 /// Serves until `stop` resolves, then finishes the requests that were accepted.
 ///
 /// `axum::serve` sets no timeout on reading headers, so a client that sends nothing would hold its
-/// connection for ever; hyper's own builder has one. HTTP/1.1 only: telling versions apart by the
-/// first bytes would have to wait for them without a timeout, and HTTP/2 without TLS is rare.
+/// connection for ever; hyper's own builder has one. Neither has a timeout on writing: a client that
+/// reads nothing would hold its response in memory for ever. HTTP/1.1 only: telling versions apart by
+/// the first bytes would have to wait for them without a timeout, and HTTP/2 without TLS is rare.
 pub(crate) async fn serve(
     listener: TcpListener,
     router: Router,
-    limits: &Limits,
+    timeouts: Timeouts,
     stopping: Stopping,
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(limits.header_timeout);
+        .header_read_timeout(timeouts.headers);
     let open = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let graceful = GracefulShutdown::new();
     tokio::pin!(stop);
@@ -52,9 +66,9 @@ pub(crate) async fn serve(
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // Out of file descriptors, or a connection that was gone again: neither ends the server.
+                // Out of file descriptors, or the client is gone: neither ends the server.
                 tracing::warn!(%error, "a connection could not be accepted");
-                tokio::time::sleep(Duration::from_millis(50)).await;
+                tokio::time::sleep(ACCEPT_COOLDOWN).await;
                 continue;
             }
         };
@@ -71,11 +85,13 @@ pub(crate) async fn serve(
                 )
             }
         });
-        let connection =
-            graceful.watch(builder.serve_connection(TokioIo::new(refusals::Explained::new(stream)), service));
+        let mut stream = Box::pin(TimeoutStream::new(stream));
+        stream.as_mut().set_write_timeout_pinned(Some(timeouts.write));
+        let connection = graceful.watch(builder.serve_connection(TokioIo::new(stream), service));
         tokio::spawn(async move {
             if let Err(error) = connection.await {
-                tracing::debug!(%error, "a connection ended early");
+                let error = anyhow::Error::from(error);
+                tracing::debug!(error = format!("{error:#}"), "a connection ended early");
             }
             drop(permit);
         });
@@ -83,11 +99,11 @@ pub(crate) async fn serve(
     stopping.set();
     drop(listener);
     tracing::info!("stopping: finishing accepted requests");
-    if tokio::time::timeout(limits.shutdown_timeout, graceful.shutdown())
+    if tokio::time::timeout(timeouts.shutdown, graceful.shutdown())
         .await
         .is_err()
     {
-        tracing::warn!("some requests did not finish in time and were given up");
+        tracing::warn!("some requests did not finish in time and were aborted");
     }
     Ok(())
 }

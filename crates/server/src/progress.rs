@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use ragstone_models::hub::ProgressEvent;
 
-/// Shows what a download reports.
+/// Shows the progress of downloads.
 pub(crate) fn downloads() -> impl Fn(ProgressEvent<'_>) + Send + Sync {
     let bars = std::io::stderr().is_terminal().then(Bars::default);
     move |event| match &bars {

@@ -1,4 +1,4 @@
-//! From settings to a running service.
+//! Starting the service from its settings.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use ragstone_core::model::{
 };
 use ragstone_core::records::Records;
 use ragstone_models::config::{EXAMPLE_CONFIG, EmbeddingsConfig, LocalEntry, ModelEntry, RemoteEntry};
+use ragstone_models::default_model;
 use ragstone_models::hub::{Hub, HubSettings, ModelSource};
 use ragstone_models::{Engine, EngineOptions, LoadError, open_cross_encoder, open_embedder};
 use ragstone_providers::config::{ProviderEntry, Providers};
@@ -26,21 +27,27 @@ use ragstone_search::{QueryVectors, StorageBackend};
 use tokio::net::{TcpListener, TcpSocket};
 
 use crate::agent::Agent;
-use crate::config::{self, ConfigError, CrossEncoderChoice, EmbeddingsChoice, Settings};
+use crate::config::{self, ConfigError, CrossEncoderChoice, EmbeddingsChoice, Settings, StoreLocation};
 use crate::http::auth::ApiKeys;
 use crate::http::state::{AppState, BodyBudget, Shared, Stopping};
 use crate::stores::OpenStore;
 use crate::{http, listen, telemetry};
 
-/// How many requests of the largest size may be in memory at once.
+/// Number of request bodies of the largest size that fit into memory at once.
 const LARGE_BODIES: usize = 8;
-/// How long embedding agent memory may go on after the last request.
-const DRAIN: Duration = Duration::from_secs(10);
+/// Time to embed the rest of agent memory after the last request.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Loads, opens, binds and serves until told to stop.
+/// Id of the built-in default model in collections that `quickstart` and `ingest` create.
+pub(crate) const DEFAULT_MODEL_ID: &str = "minilm";
+
+/// Binds, opens the store, loads the models, and serves until told to stop.
 pub(crate) async fn serve(settings: Settings) -> anyhow::Result<()> {
     let listener = bind(&settings).await?;
     let store = OpenStore::open(&settings.store).await?;
+    if settings.embeddings == EmbeddingsChoice::Unset {
+        return Err(models_of_collections(&settings, &store).await);
+    }
     let models = load_models(&settings, Some(store.records())).await?;
     let running = Running::start(&settings, store, models).await?;
     running.serve_on(listener, &settings, listen::stop_signal()).await
@@ -51,8 +58,8 @@ pub(crate) async fn bind(settings: &Settings) -> anyhow::Result<TcpListener> {
     listen_on(address).with_context(|| format!("cannot listen on {address}"))
 }
 
-/// Connections that may wait to be accepted; the system may allow fewer. With the usual 128, clients
-/// beyond them that connect at the same moment were only heard when they tried again a second later.
+/// Connections that may wait to be accepted; the system may allow fewer. With the usual 128, further
+/// clients that connect at the same moment succeed only with their retry a second later.
 const WAITING_CONNECTIONS: u32 = 4096;
 
 fn listen_on(address: SocketAddr) -> std::io::Result<TcpListener> {
@@ -60,8 +67,8 @@ fn listen_on(address: SocketAddr) -> std::io::Result<TcpListener> {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => TcpSocket::new_v6()?,
     };
-    // A restart must not wait for connections of the last run to be forgotten. On Windows the same
-    // option would let two programs share a port.
+    // A restart must not wait for connections of the last run to time out. On Windows the option would let
+    // two programs share a port.
     #[cfg(not(windows))]
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
@@ -98,7 +105,7 @@ impl Running {
             records: store.records(),
             ledger: ledger.clone(),
             read: crate::cli::ingest::read_options(),
-            // A job that has to wait says so and lets others go on.
+            // A job that has to wait goes back to the queue.
             attempts: 3,
         };
         let keys = ApiKeys::new(settings.api_keys.iter().map(secrecy::ExposeSecret::expose_secret));
@@ -124,14 +131,14 @@ impl Running {
         &self.local
     }
 
-    /// The routes, to be asked without a socket.
+    /// The routes, for requests without a socket.
     pub(crate) fn router(&self) -> axum::Router {
         http::router(self.state.clone())
     }
 
-    /// Ends without having served.
+    /// Stops without serving.
     pub(crate) async fn stop(self) -> anyhow::Result<()> {
-        self.state.agent.stop(DRAIN).await;
+        self.state.agent.stop(DRAIN_TIMEOUT).await;
         self.store
             .close()
             .await
@@ -149,16 +156,21 @@ impl Running {
             version = env!("CARGO_PKG_VERSION"),
             "listening on http://{address}"
         );
+        let timeouts = listen::Timeouts {
+            headers: settings.limits.header_timeout,
+            write: settings.write_timeout,
+            shutdown: settings.limits.shutdown_timeout,
+        };
         let stopping = self.state.stopping.clone();
         let records = Arc::clone(&self.state.conversations.records);
         let sweeping = tokio::spawn(conversations::keep_sweeping(records, sweep_interval(settings)));
         let agent = self.state.agent.clone();
         let worker = self.state.jobs.worker().start();
         let router = http::router(self.state);
-        let served = listen::serve(listener, router, &settings.limits, stopping, stop).await;
+        let served = listen::serve(listener, router, timeouts, stopping, stop).await;
         sweeping.abort();
         worker.stop().await;
-        agent.stop(DRAIN).await;
+        agent.stop(DRAIN_TIMEOUT).await;
         served?;
         self.store
             .close()
@@ -169,13 +181,13 @@ impl Running {
     }
 }
 
-/// Expired conversations are gone for readers at once, and from the store after this long.
+/// Interval at which expired conversations, which readers no longer see, are deleted.
 fn sweep_interval(settings: &Settings) -> Duration {
     settings.conversation_ttl.min(Duration::from_secs(60))
 }
 
-/// The gateway over the configured services. Whoever reaches a server that listens on this machine
-/// alone is on this machine, and may try connections to it.
+/// The gateway to the configured services. Clients of a server that only this machine can reach may try
+/// connections to this machine.
 fn connect_services(settings: &Settings, local: StorageBackend) -> Result<Gateway, ConfigError> {
     let this_machine = ["localhost", "127.0.0.1", "[::1]"].map(NamedHost::with_all_ports);
     let config = GatewayConfig {
@@ -190,7 +202,7 @@ fn connect_services(settings: &Settings, local: StorageBackend) -> Result<Gatewa
     Gateway::new(local, config).map_err(|error| ConfigError(error.to_string()))
 }
 
-/// The compute threads that all models share.
+/// The compute threads shared by all models.
 pub(crate) fn engine(settings: &Settings) -> Engine {
     let defaults = EngineOptions::default();
     Engine::start(EngineOptions {
@@ -204,11 +216,10 @@ pub(crate) fn hub() -> anyhow::Result<Hub> {
     Ok(Hub::new(HubSettings::from_env())?)
 }
 
-/// Where vectors are kept that an embedding service gives only once; without it, such a model embeds
-/// nothing.
+/// Storage for vectors that an embedding service returns only once. Without it, such a model cannot embed.
 pub(crate) type Keep = Option<Arc<dyn Records>>;
 
-/// Loads every configured model, or says which one cannot be loaded and why.
+/// Loads every configured model. The error names the model that cannot be loaded.
 pub(crate) async fn load_models(settings: &Settings, keep: Keep) -> anyhow::Result<Models> {
     let engine = engine(settings);
     let hub = hub()?;
@@ -217,7 +228,33 @@ pub(crate) async fn load_models(settings: &Settings, keep: Keep) -> anyhow::Resu
     Ok(Models::new(embedders, reranker))
 }
 
-/// The same without a cross-encoder, for commands that only embed.
+/// The same for a command on a store of its own: the built-in default model if none is configured.
+pub(crate) async fn load_models_or_default(settings: &Settings, keep: Keep) -> anyhow::Result<Models> {
+    let (engine, hub) = (engine(settings), hub()?);
+    let embedders = match settings.embeddings {
+        EmbeddingsChoice::Unset => vec![open_default(&engine, &hub).await?],
+        _ => configured_embedders(settings, &engine, &hub, keep).await?,
+    };
+    let reranker = match &settings.cross_encoder {
+        Some(choice) => load_reranker(&engine, &hub, Some(choice)).await?,
+        None => None,
+    };
+    Ok(Models::new(embedders, reranker))
+}
+
+/// Opens the built-in default model, and downloads it if need be.
+pub(crate) async fn open_default(engine: &Engine, hub: &Hub) -> anyhow::Result<Arc<dyn Embedder>> {
+    let entry = LocalEntry {
+        id: DEFAULT_MODEL_ID.to_owned(),
+        path: default_model::ID.to_owned(),
+        version: None,
+        normalize: None,
+        quantize: None,
+    };
+    open_local(engine, hub, &entry).await
+}
+
+/// Loads the embedding models only.
 pub(crate) async fn load_embedding_models(settings: &Settings, keep: Keep) -> anyhow::Result<Models> {
     let embedders = configured_embedders(settings, &engine(settings), &hub()?, keep).await?;
     Ok(Models::new(embedders, None))
@@ -231,7 +268,7 @@ async fn configured_embedders(
 ) -> anyhow::Result<Vec<Arc<dyn Embedder>>> {
     match &settings.embeddings {
         EmbeddingsChoice::None => Ok(Vec::new()),
-        EmbeddingsChoice::Unset => Err(no_models("no embedding models are configured").into()),
+        EmbeddingsChoice::Unset => Err(no_models("No embedding models are configured").into()),
         EmbeddingsChoice::File(path) => {
             let config = EmbeddingsConfig::from_file(path).map_err(|error| match error {
                 ragstone_models::config::ConfigError::Empty => {
@@ -307,7 +344,7 @@ fn open_contract(
     let client = ContractClient::from_entry(&entry.provider, service, &config::process_env)
         .map_err(|error| error.to_string())?;
     let settings = contract_settings(entry).ok_or(
-        "lacks 'version', which a model of an embedding service needs: the version the service answers with",
+        "'version' is required for a model of an embedding service: the version in the service's answers",
     )?;
     Ok(match keep {
         Some(records) => Arc::new(ContractEmbedder::new(client, Ledger::new(records), settings)),
@@ -334,7 +371,7 @@ pub(crate) fn contract_settings(entry: &RemoteEntry) -> Option<ContractSettings>
     })
 }
 
-/// A model of an embedding service where nothing is kept: it says what it is, and embeds nothing.
+/// A model of an embedding service without storage for its vectors. It has a description and cannot embed.
 struct WithoutStore(ModelInfo);
 
 #[async_trait]
@@ -345,7 +382,7 @@ impl Embedder for WithoutStore {
 
     async fn embed(&self, _: Vec<EmbedInput>, _: Role) -> Result<Vec<Embedding>, ModelError> {
         Err(ModelError::Failed(
-            "a model of an embedding service cannot be used without a store".into(),
+            "a model of an embedding service requires a store".into(),
         ))
     }
 }
@@ -394,8 +431,7 @@ pub(crate) async fn load_reranker(
     Ok(Some(Arc::new(reranker)))
 }
 
-/// A directory that is not there is a mistake in the configuration; whatever else happens to a model
-/// is not.
+/// A missing directory is an error of the configuration; any other failure to load a model is not.
 fn not_loaded(error: LoadError, model: String) -> anyhow::Error {
     if error.is_no_directory() {
         return ConfigError(format!("{model} cannot be loaded: {error}")).into();
@@ -403,11 +439,41 @@ fn not_loaded(error: LoadError, model: String) -> anyhow::Error {
     anyhow::Error::new(error).context(format!("{model} cannot be loaded"))
 }
 
-/// Fatal, with an example of what is missing.
+/// The error without embedding models, for a store whose collections may name the built-in default model.
+async fn models_of_collections(settings: &Settings, store: &OpenStore) -> anyhow::Error {
+    let collections = match store.store().collections().await {
+        Ok(collections) => collections,
+        Err(error) => return error.into(),
+    };
+    let of_default: Vec<String> = collections
+        .iter()
+        .filter(|collection| collection.embedding_model() == Some(DEFAULT_MODEL_ID))
+        .map(|collection| format!("'{}'", collection.name))
+        .collect();
+    if of_default.is_empty() {
+        return no_models("No embedding models are configured").into();
+    }
+    let location = match &settings.store {
+        StoreLocation::Embedded(directory) => format!("--data-dir {}", directory.display()),
+        other => format!("--store '{other}'"),
+    };
+    ConfigError(format!(
+        "No embedding models are configured, but collection {} in {} uses the built-in default model. \
+         Start the server with it:\n\n  \
+         printf 'embeddings:\\n  - {{id: {DEFAULT_MODEL_ID}, path: {}}}\\n' > embeddings.yml\n  \
+         ragstone serve {location} --embeddings-config embeddings.yml",
+        of_default.join(", "),
+        settings.store,
+        default_model::ID,
+    ))
+    .into()
+}
+
+/// The error without embedding models, with an example of the missing file.
 fn no_models(problem: &str) -> ConfigError {
     ConfigError(format!(
-        "{problem}. Write a file such as this and name it with --embeddings-config or EMBEDDINGS_CONFIG:\n\n{EXAMPLE_CONFIG}\n\
-         Or start with --no-embeddings if documents and queries bring their own vectors, \
-         or try `ragstone quickstart`, which needs no configuration."
+        "{problem}. Write a file like this one and pass it with --embeddings-config or EMBEDDINGS_CONFIG:\n\n{EXAMPLE_CONFIG}\n\
+         Or pass --no-embeddings if documents and queries bring their own vectors, \
+         or run `ragstone quickstart`, which needs no configuration."
     ))
 }

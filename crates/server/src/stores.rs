@@ -1,4 +1,4 @@
-//! The store that the settings name, opened.
+//! Opening the store of the settings.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::config::{self, ConfigError, StoreLocation};
 pub(crate) enum OpenStore {
     Embedded(Arc<SqliteStore>),
     Postgres(Arc<PostgresStore>),
-    /// ChromaDB has no transactions, so records are kept in a store of this process.
+    /// ChromaDB has no transactions, so records are stored in an embedded store.
     Chroma {
         store: Arc<ChromaStorage>,
         records: Arc<SqliteStore>,
@@ -27,7 +27,7 @@ impl OpenStore {
         Self::open_holding(location, Held::Everything).await
     }
 
-    /// What an embedded store holds in memory is for the process that opens it to say.
+    /// `held` limits the index that an embedded store keeps in memory.
     pub(crate) async fn open_holding(location: &StoreLocation, held: Held) -> anyhow::Result<Self> {
         match location {
             StoreLocation::Embedded(directory) => Ok(Self::Embedded(open_embedded(directory, held)?)),
@@ -45,9 +45,9 @@ impl OpenStore {
                     Err(error @ StorageError::Unavailable { .. }) => tracing::warn!(
                         url,
                         error = format!("{:#}", anyhow::Error::from(error)),
-                        "the store does not answer yet, and is asked again as requests come"
+                        "the store does not answer yet; requests will try again"
                     ),
-                    // What answers otherwise is no ChromaDB, or has no such database, and never will.
+                    // Any other answer means that this is not a ChromaDB server, or lacks the database.
                     Err(error) => {
                         return Err(error).with_context(|| format!("the store {url} cannot be used"));
                     }
@@ -76,8 +76,8 @@ impl OpenStore {
         }
     }
 
-    /// Where the vectors of records are: beside them, because a process that has records of its own would
-    /// take those of others for left over.
+    /// The store of the vectors of records. They are beside the records, because a process with records of
+    /// its own would take the vectors of others for left over.
     pub(crate) fn vectors_of_records(&self) -> Arc<dyn Storage> {
         match self {
             Self::Embedded(_) | Self::Postgres(_) => self.store(),
@@ -85,7 +85,7 @@ impl OpenStore {
         }
     }
 
-    /// Finishes the writes that were accepted, and lets go.
+    /// Finishes accepted writes and closes the store.
     pub(crate) async fn close(&self) -> Result<(), StorageError> {
         match self {
             Self::Embedded(store) | Self::Chroma { records: store, .. } => store.close().await,
@@ -102,14 +102,37 @@ fn open_embedded(directory: &std::path::Path, held: Held) -> anyhow::Result<Arc<
         held,
         ..StoreOptions::default()
     };
-    let store = SqliteStore::open(directory, options)
+    let store = owner_only(|| SqliteStore::open(directory, options))
         .with_context(|| format!("the store in {} cannot be opened", directory.display()))?;
     Ok(Arc::new(store))
 }
 
-/// The token, where the server wants one, comes from the environment and never from a flag, which
-/// every user of the machine could read.
+/// The token, if the server requires one, comes from the environment: other users can read flags.
 pub(crate) fn connect_chroma(url: &str) -> Result<ChromaStorage, ConfigError> {
     let token = config::process_env("RAGSTONE_CHROMA_TOKEN").map(SecretString::from);
     ChromaStorage::connect(url, token).map_err(|error| ConfigError(error.to_string()))
 }
+
+/// Runs `create` so that files and directories it creates are readable by their owner only. Files of
+/// SQLite that are created later get the permissions of the database.
+fn owner_only<T>(create: impl FnOnce() -> T) -> T {
+    #[cfg(unix)]
+    {
+        let before = rustix::process::umask(OTHERS);
+        let created = create();
+        rustix::process::umask(before);
+        created
+    }
+    #[cfg(not(unix))]
+    create()
+}
+
+/// The same for the rest of the process. Not for processes that download models, which users may share.
+pub(crate) fn restrict_to_owner() {
+    #[cfg(unix)]
+    rustix::process::umask(OTHERS);
+}
+
+/// Permissions of the group and of all others.
+#[cfg(unix)]
+const OTHERS: rustix::fs::Mode = rustix::fs::Mode::from_raw_mode(0o077);

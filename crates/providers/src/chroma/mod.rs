@@ -278,7 +278,7 @@ pub(crate) fn kind() -> ProviderKind {
 }
 
 fn connect(connection: &Metadata, context: ConnectContext) -> Result<Connected, ConfigError> {
-    let (connection, faults) = read_connection::<Connection>(connection)?;
+    let connection = read_connection::<Connection>(connection)?;
     let endpoint = Endpoint {
         service: context.service,
         url: &connection.url,
@@ -289,7 +289,7 @@ fn connect(connection: &Metadata, context: ConnectContext) -> Result<Connected, 
     };
     let tenancy = Tenancy::check(&connection.tenant, &connection.database);
     let client = endpoint.client(context.environment);
-    let (tenancy, client) = faults.and(both(tenancy, client))?;
+    let (tenancy, client) = both(tenancy, client)?;
     let storage = ChromaStorage::new(client, &tenancy, Purpose::Service);
     Ok(Connected::Storage(Arc::new(storage)))
 }

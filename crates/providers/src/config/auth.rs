@@ -1,4 +1,4 @@
-//! How to sign in to a service.
+//! Sign-in to a service.
 
 use reqwest::header::HeaderValue;
 use schemars::JsonSchema;
@@ -10,7 +10,7 @@ use super::secret::{Environment, Secret};
 use crate::error::{ConfigError, both};
 use crate::http::Auth;
 
-/// One of the ways to sign in.
+/// A kind of sign-in.
 #[derive(Debug, Clone, JsonSchema)]
 #[schemars(tag = "type", rename_all = "snake_case", deny_unknown_fields, transform = describe_type)]
 pub enum AuthConfig {
@@ -20,45 +20,42 @@ pub enum AuthConfig {
     /// A token, sent as `Authorization: Bearer TOKEN`.
     #[schemars(title = "Bearer token")]
     Bearer {
-        /// The token itself. The configuration file may say `${NAME}` for a variable of the server's environment;
-        /// while a connection is tried, none is looked up.
+        /// The token. In the configuration file it may be `${NAME}` for an environment variable of the server;
+        /// a connection test looks up none.
         #[schemars(title = "Token", example = &"8d1f2c-token")]
         token: Secret,
     },
     /// User name and password.
     #[schemars(title = "User name and password")]
     Basic {
-        /// The name to sign in with.
+        /// The user name.
         #[schemars(title = "User name", example = &"ragstone")]
         username: String,
-        /// The password itself. The configuration file may say `${NAME}` for a variable of the server's environment;
-        /// while a connection is tried, none is looked up.
+        /// The password. In the configuration file it may be `${NAME}` for an environment variable of the server;
+        /// a connection test looks up none.
         #[schemars(title = "Password", example = &"8d1f2c-password")]
         password: Secret,
     },
     /// A key in a header of its own.
     #[schemars(title = "API key")]
     ApiKey {
-        /// The header that the key is sent in.
+        /// The header with the key.
         #[schemars(title = "Header", example = &"X-API-Key", default = "default_key_header")]
         header: String,
-        /// The key itself. The configuration file may say `${NAME}` for a variable of the server's environment;
-        /// while a connection is tried, none is looked up.
+        /// The key. In the configuration file it may be `${NAME}` for an environment variable of the server;
+        /// a connection test looks up none.
         #[schemars(title = "Key", example = &"8d1f2c-key")]
         key: Secret,
     },
 }
 
-/// The tag of each way is made by the derive, which has no words for it.
+/// Describes the tags, which the derive leaves without title and description.
 fn describe_type(schema: &mut schemars::Schema) {
     let ways = schema.get_mut("oneOf").and_then(Value::as_array_mut);
     for way in ways.into_iter().flatten() {
         if let Some(tag) = way.pointer_mut("/properties/type").and_then(Value::as_object_mut) {
             tag.insert("title".into(), "Kind of sign-in".into());
-            tag.insert(
-                "description".into(),
-                "Which of the ways to sign in this is.".into(),
-            );
+            tag.insert("description".into(), "The kind of sign-in.".into());
         }
     }
 }
@@ -67,8 +64,8 @@ fn default_key_header() -> String {
     "X-API-Key".to_owned()
 }
 
-/// All fields that a way to sign in may have. They are read as one, because an error in a tagged enum
-/// would not tell the field.
+/// The fields of all kinds of sign-in. They are read together, because an error in a tagged enum would not
+/// name the field.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, expecting = "expected an object with a 'type'")]
 struct AuthFields {
@@ -118,7 +115,7 @@ impl<'de> Deserialize<'de> for AuthConfig {
         ];
         match left_over.iter().find(|(_, left)| *left) {
             Some((field, _)) => Err(D::Error::custom(format!(
-                "unknown field `{field}` for this 'type' of sign-in"
+                "unknown field `{field}` for this kind of sign-in"
             ))),
             None => Ok(auth),
         }
@@ -132,7 +129,7 @@ impl AuthConfig {
                 .resolve(field, env)?
                 .ok_or_else(|| ConfigError::field(field, "must not be empty"))
         };
-        // What is sent as it is, and not encoded first, has to fit into a header.
+        // A secret that is not encoded must be a valid header value.
         let in_header = |secret: &Secret, field: &str| {
             let secret = required(secret, field)?;
             match HeaderValue::from_str(secret.expose_secret()) {
@@ -161,8 +158,8 @@ impl AuthConfig {
     }
 }
 
-/// Headers that say how a request is sent, not who sends it. A key in one of them would break the
-/// request, or have it read by somebody else.
+/// Headers that control how a request is sent. A key in one of them would break the request or change its
+/// destination.
 const NOT_FOR_KEYS: [&str; 15] = [
     "connection",
     "content-encoding",
@@ -183,7 +180,7 @@ const NOT_FOR_KEYS: [&str; 15] = [
 
 fn check_key_header(header: &str) -> Result<(), ConfigError> {
     if NOT_FOR_KEYS.contains(&header.trim().to_ascii_lowercase().as_str()) {
-        let message = "this header says how a request is sent and cannot carry a key; X-API-Key is usual";
+        let message = "this header controls how a request is sent and cannot carry a key: use X-API-Key";
         return Err(ConfigError::field("auth.header", message));
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! The parts of the configuration file that concern what is reached over the network.
+//! The sections of the configuration file for providers and services.
 //!
 //! Keys are `camelCase`, `snake_case` is accepted too, and an unknown key is an error that names it.
 
@@ -29,7 +29,7 @@ pub struct ProviderEntry {
     pub base_url: Option<String>,
 }
 
-/// Somebody may have put a password into the address, which is refused only when it is used.
+/// Omits the URL, which may contain a password. Such a URL is refused only when it is used.
 impl std::fmt::Debug for ProviderEntry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ProviderEntry")
@@ -39,11 +39,11 @@ impl std::fmt::Debug for ProviderEntry {
     }
 }
 
-/// The `embedding` section: what embeds agent memory.
+/// The `embedding` section: the embedding of agent memory.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct EmbeddingConfig {
-    /// A key of `providers`. Wins over `provider`.
+    /// A key of `providers`. Takes precedence over `provider`.
     #[serde(rename = "providerID", alias = "providerId", alias = "provider_id")]
     pub provider_id: String,
     /// `local`, `in-process` for a model of this process, or empty.
@@ -62,7 +62,7 @@ pub struct LocalEmbedding {
     pub model: String,
 }
 
-/// As of a [`ProviderEntry`].
+/// Omits the URL, as for [`ProviderEntry`].
 impl std::fmt::Debug for LocalEmbedding {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("LocalEmbedding")
@@ -77,14 +77,14 @@ pub struct RagConfig {
     pub enabled: bool,
     #[serde(alias = "max_results")]
     pub max_results: usize,
-    /// 0 is no limit.
+    /// 0 means no limit.
     #[serde(alias = "max_distance")]
     pub max_distance: f32,
     pub collections: Vec<String>,
-    /// How many tokens of context a chat gets at most.
+    /// Maximum number of tokens of context in a chat.
     #[serde(alias = "max_tokens")]
     pub max_tokens: usize,
-    /// A chat waits no longer than this for its context.
+    /// Maximum time that a chat waits for its context.
     #[serde(alias = "timeout_ms")]
     pub timeout_ms: u64,
 }
@@ -104,7 +104,7 @@ impl Default for RagConfig {
     }
 }
 
-/// The `chat` section: what answers in conversations.
+/// The `chat` section: the chat provider.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ChatConfig {

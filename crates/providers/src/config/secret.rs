@@ -5,16 +5,16 @@ use serde::{Deserialize, Deserializer};
 
 use crate::error::ConfigError;
 
-/// Where `${NAME}` is looked up.
+/// Looks up `${NAME}`.
 pub type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// The variables of this process.
+/// Looks up a variable of this process.
 pub fn process_environment(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// A key or token as written in the configuration, `${NAME}` included. It is looked up when it is
-/// needed, so that a missing variable is an error of the one service that wants it.
+/// A key or token as configured, possibly `${NAME}`. Variables are looked up on use, so that a missing one
+/// is an error only of the service that needs it.
 #[derive(Debug, Clone)]
 pub struct Secret(SecretString);
 
@@ -23,11 +23,11 @@ impl Secret {
         Self(SecretString::from(text.into()))
     }
 
-    /// The secret itself; `None` for an empty one. `field` is where it stands, for the error message.
+    /// The value; `None` if it is empty. `field` is its name in error messages.
     pub fn resolve(&self, field: &str, env: Environment) -> Result<Option<SecretString>, ConfigError> {
         let text = interpolate(self.0.expose_secret(), field, env)?;
         if !text.is_empty() && text.trim().is_empty() {
-            return Err(ConfigError::field(field, "is nothing but blanks"));
+            return Err(ConfigError::field(field, "contains only blanks"));
         }
         Ok((!text.is_empty()).then(|| SecretString::from(text)))
     }
@@ -35,7 +35,7 @@ impl Secret {
 
 impl<'de> Deserialize<'de> for Secret {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // The derived message for a number or a list would repeat it.
+        // The derived error for a number or a list would show the value.
         let value = serde_json::Value::deserialize(deserializer)?;
         let text = value.as_str().map(Self::new);
         text.ok_or_else(|| serde::de::Error::custom("must be a string"))
@@ -52,14 +52,14 @@ impl schemars::JsonSchema for Secret {
     }
 
     fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        // Neither empty nor nothing but blanks.
+        // At least one character that is not blank.
         schemars::json_schema!({
             "type": "string", "format": "password", "writeOnly": true, "minLength": 1, "pattern": r"\S",
         })
     }
 }
 
-/// Replaces every `${NAME}` by the variable's value. A variable that is not set is an error naming it.
+/// Replaces every `${NAME}` by the value of the variable. The error names a variable that is not set.
 pub fn interpolate(text: &str, field: &str, env: Environment) -> Result<String, ConfigError> {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;

@@ -14,7 +14,6 @@
 
 mod address;
 mod client;
-mod escapes;
 mod operation;
 mod retry;
 mod secrets;

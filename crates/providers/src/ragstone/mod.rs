@@ -519,7 +519,7 @@ pub(crate) fn kind() -> ProviderKind {
 }
 
 fn connect(connection: &Metadata, context: ConnectContext) -> Result<Connected, ConfigError> {
-    let (connection, faults) = read_connection::<Connection>(connection)?;
+    let connection = read_connection::<Connection>(connection)?;
     let endpoint = Endpoint {
         service: context.service,
         url: &connection.url,
@@ -528,7 +528,7 @@ fn connect(connection: &Metadata, context: ConnectContext) -> Result<Connected, 
         retry: &connection.retry,
         addresses: context.addresses,
     };
-    let client = faults.and(endpoint.client(context.environment))?;
+    let client = endpoint.client(context.environment)?;
     let timeout = Duration::from_millis(connection.timeout_ms);
     Ok(Connected::Backend(Arc::new(RagstoneClient::new(client, timeout))))
 }

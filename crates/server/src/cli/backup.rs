@@ -1,4 +1,4 @@
-//! `ragstone backup` and `restore`: the embedded store as one file, also while a server uses it.
+//! `ragstone backup` and `restore`: the embedded store as one file, even while a server uses it.
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::config::{ConfigError, StoreArgs, StoreLocation};
 
 #[derive(Args)]
 pub(super) struct BackupArgs {
-    /// Where to write the backup; it gets this name when it is whole
+    /// File to write; it gets this name when it is complete
     file: PathBuf,
     #[command(flatten)]
     store: StoreArgs,
@@ -19,9 +19,9 @@ pub(super) struct BackupArgs {
 
 #[derive(Args)]
 pub(super) struct RestoreArgs {
-    /// What `ragstone backup` wrote
+    /// File written by `ragstone backup`
     file: PathBuf,
-    /// Replace what the data directory holds
+    /// Replace the contents of the data directory
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -39,7 +39,7 @@ fn directory(store: &StoreArgs) -> Result<PathBuf, ConfigError> {
 
 pub(super) fn backup(args: &BackupArgs) -> anyhow::Result<()> {
     if args.file == Path::new("-") {
-        // It is read back before it counts, and a pipe cannot be.
+        // A backup is verified by reading it, which a pipe does not allow.
         anyhow::bail!(
             "a backup cannot be written to standard output: name a file, such as ragstone-backup.db"
         );

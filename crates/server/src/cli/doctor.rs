@@ -1,5 +1,4 @@
-//! `ragstone doctor`: looks at everything that a server would need, changes nothing, and says how to
-//! mend what is wrong.
+//! `ragstone doctor`: checks everything that a server needs, changes nothing, and suggests fixes.
 
 mod data;
 mod models;
@@ -11,7 +10,7 @@ use std::process::ExitCode;
 use clap::Args;
 use serde::Serialize;
 
-use super::{FAILED, block_on};
+use super::{FAILED, block_on, printable};
 use crate::config::{ServerArgs, Settings};
 
 #[derive(Args)]
@@ -19,7 +18,7 @@ pub(super) struct DoctorArgs {
     /// Print the results as JSON
     #[arg(long)]
     json: bool,
-    /// Also ask providers and services whether they answer; may cost a few tokens
+    /// Also check that providers and services answer; may cost a few tokens
     #[arg(long)]
     online: bool,
     #[command(flatten)]
@@ -35,7 +34,7 @@ enum Status {
     Skip,
 }
 
-/// What one check found. The message of anything but a pass says what to do.
+/// The result of one check. Unless it passed, the message names the fix.
 #[derive(Debug, Serialize)]
 struct Check {
     name: String,
@@ -86,7 +85,7 @@ pub(super) fn run(args: &DoctorArgs) -> ExitCode {
     } else {
         text(&checks, &Style::of_stdout())
     };
-    // A closed pipe is no finding.
+    // A closed pipe is not a failed check.
     let _ = std::io::stdout().lock().write_all(shown.as_bytes());
     if count(&checks, Status::Fail) == 0 {
         ExitCode::SUCCESS
@@ -99,7 +98,7 @@ async fn examine(args: &DoctorArgs) -> Vec<Check> {
     let settings = match args.server.settings() {
         Ok(settings) => settings,
         Err(error) => {
-            let rest = "needs a configuration that can be read";
+            let rest = "requires a valid configuration";
             let mut checks = vec![Check::fail("Configuration", error.to_string())];
             checks.extend(["Data directory", "Embedding / RAG", "Chat"].map(|name| Check::skip(name, rest)));
             return checks;
@@ -136,12 +135,12 @@ fn keys(settings: &Settings) -> Check {
     match settings.api_keys.len() {
         0 if settings.host.is_loopback() => Check::pass(
             name,
-            format!("none, and only this machine can reach {}", settings.host),
+            format!("none; only this machine can reach {}", settings.host),
         ),
         0 => Check::warn(
             name,
             format!(
-                "none, and other machines can reach {}: set RAGSTONE_API_KEYS unless that is meant",
+                "none, and other machines can reach {}: set RAGSTONE_API_KEYS unless this is intended",
                 settings.host
             ),
         ),
@@ -166,7 +165,7 @@ fn json(checks: &[Check]) -> String {
     format!("{report:#}\n")
 }
 
-/// Whether colours and symbols are wanted.
+/// Whether to use colours and symbols.
 struct Style {
     is_terminal: bool,
 }
@@ -200,12 +199,7 @@ fn text(checks: &[Check], style: &Style) -> String {
         .unwrap_or_default();
     let mut out = String::new();
     for check in checks {
-        // Paths and answers of services are shown, never obeyed.
-        let message: String = check
-            .message
-            .chars()
-            .map(|c| if c.is_control() { ' ' } else { c })
-            .collect();
+        let message = printable(&check.message);
         let pad = " ".repeat(width - check.name.chars().count());
         out.push_str(&format!(
             "{}  {}{pad}  {message}\n",

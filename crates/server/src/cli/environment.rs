@@ -1,4 +1,4 @@
-//! Environment variables of flags, beyond what clap does with them.
+//! Parsing arguments: rules of environment variables and hints beyond those of clap.
 
 use std::ffi::OsStr;
 
@@ -8,6 +8,7 @@ use clap::{Arg, Command, CommandFactory, FromArgMatches};
 
 use super::Cli;
 use crate::config::{ConfigError, SUPERSEDED_VARIABLES};
+use crate::telemetry::{self, LogFormat};
 
 /// Parses the command line. Usage errors end the program; an invalid environment variable is an error of
 /// the configuration.
@@ -16,13 +17,24 @@ pub(super) fn parse() -> Result<Cli, ConfigError> {
         .skip(1)
         .map(|argument| argument.to_string_lossy().into_owned())
         .collect();
-    let command = with_variables(Cli::command(), &given);
+    // `query` searches a server unless a flag names a store: variables meant for `serve` do not count.
+    let command = with_variables(Cli::command(), &given).mut_subcommand("query", |query| {
+        query
+            .mut_arg("data_dir", without_variable)
+            .mut_arg("store", without_variable)
+    });
     match command.clone().try_get_matches() {
         Ok(matches) => Ok(Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())),
-        Err(error) => match variable_at_fault(&error, &command, &given) {
-            Some(message) => Err(ConfigError(message)),
-            None => error.exit(),
-        },
+        Err(mut error) => {
+            if let Some(message) = variable_at_fault(&error, &command, &given) {
+                if wants_json(&given) {
+                    telemetry::set_format(LogFormat::Json);
+                }
+                return Err(ConfigError(message));
+            }
+            suggest_serve(&mut error, &command, &given);
+            error.exit()
+        }
     }
 }
 
@@ -83,4 +95,37 @@ fn variable_at_fault(error: &clap::Error, command: &Command, given: &[String]) -
         _ => std::error::Error::source(error)?.to_string(),
     };
     Some(format!("{variable} is '{value}': {reason}"))
+}
+
+/// Whether the log is to be JSON, for an error before the arguments are parsed.
+fn wants_json(given: &[String]) -> bool {
+    let is_json = |value: &str| value.eq_ignore_ascii_case("json");
+    let flag = "--log-format";
+    given.iter().enumerate().any(|(index, argument)| {
+        let value = match argument.strip_prefix(flag) {
+            Some("") => given.get(index + 1).map(String::as_str),
+            Some(rest) => rest.strip_prefix('='),
+            None => None,
+        };
+        value.is_some_and(is_json)
+    }) || std::env::var("RAGSTONE_LOG_FORMAT").is_ok_and(|value| is_json(&value))
+}
+
+/// Adds a hint for a flag of `serve` that was given without it.
+fn suggest_serve(error: &mut clap::Error, command: &Command, given: &[String]) {
+    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else {
+        return;
+    };
+    let is_of_serve = command.find_subcommand("serve").is_some_and(|serve| {
+        serve
+            .get_arguments()
+            .any(|arg| arg.get_long() == flag.strip_prefix("--"))
+    });
+    if given.first() == Some(flag) && is_of_serve {
+        let hint = format!("'{flag}' is a flag of `ragstone serve`: run `ragstone serve {flag}`");
+        error.insert(
+            ContextKind::Suggested,
+            ContextValue::StyledStrs(vec![hint.into()]),
+        );
+    }
 }

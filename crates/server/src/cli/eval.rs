@@ -1,7 +1,6 @@
-//! `ragstone eval`: how well search finds what people judged to be relevant.
+//! `ragstone eval`: the quality of search, measured against relevance judgments.
 //!
-//! The documents go into a store of their own, which is gone afterwards, and are searched by the same
-//! functions that serve requests.
+//! The documents go into a temporary store, and are searched by the functions that serve requests.
 
 mod show;
 
@@ -27,7 +26,7 @@ use ragstone_search::{QueryVectors, StorageBackend};
 use ragstone_store::{SqliteStore, StoreOptions};
 use tempfile::TempDir;
 
-use super::block_on;
+use super::{block_on, note};
 use crate::config::{self, ComputeArgs, CrossEncoderArgs, FileConfig, ServerArgs};
 use crate::{startup, telemetry};
 
@@ -35,28 +34,28 @@ const COLLECTION: &str = "evaluation";
 
 #[derive(Args)]
 pub(super) struct EvalArgs {
-    /// A folder with corpus.jsonl, queries.jsonl and qrels.tsv, as BEIR has them; with --conversations,
-    /// one with corpus.jsonl and dialogs.jsonl
+    /// Folder with corpus.jsonl, queries.jsonl and qrels.tsv in the format of BEIR; with --conversations, with
+    /// corpus.jsonl and dialogs.jsonl
     #[arg(value_name = "DIR")]
     folder: PathBuf,
-    /// Measure questions in conversations instead of modes of search
+    /// Measure questions in conversations instead of search modes
     #[arg(long, conflicts_with_all = ["runs", "cross_encoder", "cross_encoder_path"])]
     conversations: bool,
-    /// Which half of the dialogues to measure: the one that the method was tuned on, or the other
+    /// Half of the dialogues to measure: `tuning` is the one that the method was tuned on
     #[arg(long, value_enum, default_value = "reported", requires = "conversations")]
     half: HalfChoice,
-    /// The embedding model: a Hugging Face id or a directory [default: the built-in default model]
+    /// Embedding model: Hugging Face id or directory [default: the built-in default model]
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
-    /// How many bits the model's products have, as `quantize` of a model entry
+    /// Weight quantization
     #[arg(long, value_enum, value_name = "KIND")]
     quantize: Option<QuantizeChoice>,
     #[command(flatten)]
     cross_encoder: CrossEncoderArgs,
-    /// Write the rankings into this folder, one file a mode, in the format of TREC runs
+    /// Write the rankings to this folder as TREC runs, one file per mode
     #[arg(long, value_name = "DIR")]
     runs: Option<PathBuf>,
-    /// JSON even in a terminal; in a pipe it always is
+    /// Print JSON even in a terminal; the output to a pipe is always JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -94,8 +93,7 @@ impl From<HalfChoice> for Half {
 }
 
 pub(super) fn run(args: &EvalArgs) -> anyhow::Result<()> {
-    // Thousands of searches are no news: what a server tells about each of them is left out. That a
-    // model is being downloaded is told.
+    // A server logs every search; here only warnings and downloads matter.
     telemetry::start_logs_from("warn,ragstone::progress=info", telemetry::LogFormat::Text);
     if args.conversations {
         block_on(run_conversations(args))
@@ -104,7 +102,7 @@ pub(super) fn run(args: &EvalArgs) -> anyhow::Result<()> {
     }
 }
 
-/// What is measured with. The folder of the store is deleted when this is dropped.
+/// The system under test. Dropping it deletes the folder of the store.
 struct Bench {
     backend: StorageBackend,
     store: Arc<SqliteStore>,
@@ -122,7 +120,7 @@ async fn run_modes(args: &EvalArgs) -> anyhow::Result<()> {
     for mode in SearchMode::ALL {
         for rerank in [false, true].into_iter().filter(|rerank| reranking || !rerank) {
             let setting = Setting { mode, rerank };
-            eprintln!("{} …", show::setting_name(setting));
+            note(format!("{} …", show::setting_name(setting)));
             let queries = &benchmark.queries;
             let result = evaluate_mode(&bench.backend, &bench.collection, queries, setting).await?;
             if let Some(folder) = &args.runs {
@@ -154,7 +152,7 @@ async fn run_conversations(args: &EvalArgs) -> anyhow::Result<()> {
         chat: None,
         ttl: DEFAULT_TTL,
     };
-    eprintln!("Holding {} dialogues …", dialogues.len());
+    note(format!("Running {} dialogues …", dialogues.len()));
     let groups =
         evaluate_conversations(&bench.backend, &conversations, &bench.collection, &dialogues).await?;
     let facts = show::Facts {
@@ -172,7 +170,7 @@ async fn bench(args: &EvalArgs, corpus: Corpus) -> anyhow::Result<Bench> {
         .default_embedder()
         .map(|embedder| embedder.info().name.clone())
         .unwrap_or_default();
-    let folder = tempfile::tempdir().context("no temporary folder can be made")?;
+    let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
     let store = Arc::new(SqliteStore::open(folder.path(), StoreOptions::default())?);
     let service = Service {
         store: Arc::clone(&store) as Arc<dyn Storage>,
@@ -180,9 +178,9 @@ async fn bench(args: &EvalArgs, corpus: Corpus) -> anyhow::Result<Bench> {
     };
     let collection = CollectionName::parse(COLLECTION)?;
     if corpus.empty > 0 {
-        eprintln!("{} documents have no text and are left out.", corpus.empty);
+        note(format!("Skipping {} documents without text.", corpus.empty));
     }
-    eprintln!("Embedding {} documents …", corpus.documents.len());
+    note(format!("Embedding {} documents …", corpus.documents.len()));
     // Modes are timed, embedding included; dialogues ask for the same few thousand texts many times.
     let cache = if args.conversations { 1 << 30 } else { 0 };
     let backend = StorageBackend::new(service, QueryVectors::with_capacity(cache));

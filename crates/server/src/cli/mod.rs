@@ -1,5 +1,4 @@
-//! The command line. Arguments as typed are here; what they mean is decided in [`crate::config`]
-//! and in the commands.
+//! The command line. Arguments that are settings are in [`crate::config`].
 
 mod backup;
 mod doctor;
@@ -13,24 +12,26 @@ mod remote;
 mod serve;
 mod transfer;
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::config::{ConfigError, ServerArgs};
-use crate::telemetry::LogFormat;
+use crate::stores;
+use crate::telemetry::{self, LogFormat};
 
-/// Something went wrong while doing what was asked.
+/// Exit code of a failed command.
 const FAILED: u8 = 1;
-/// The configuration is wrong, as in sysexits.h.
+/// Exit code of an invalid configuration, as in sysexits.h.
 const BAD_CONFIGURATION: u8 = 78;
 
 #[derive(Parser)]
 #[command(
     name = "ragstone",
     version,
-    about = "Retrieval for AI applications as one program",
+    about = "Retrieval for AI applications in one binary",
     propagate_version = true
 )]
 struct Cli {
@@ -40,43 +41,43 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Start the service
+    /// Start the server
     Serve(Box<ServeArgs>),
-    /// Start with a sample collection and the built-in default model; needs no configuration
+    /// Start a server with a sample collection and the built-in default model; needs no configuration
     Quickstart(QuickstartArgs),
-    /// Search a collection of a running server
-    Query(query::QueryArgs),
-    /// Check configuration, keys, data, models and services, and say how to mend what is wrong
-    Doctor(doctor::DoctorArgs),
+    /// Search a collection of a running server or of a data directory
+    Query(Box<query::QueryArgs>),
+    /// Check configuration, keys, data, models and services, and suggest fixes
+    Doctor(Box<doctor::DoctorArgs>),
     /// Read, split, embed and store files, folders and rows
     Ingest(Box<ingest::IngestArgs>),
-    /// Measure how well search finds what people judged relevant
+    /// Measure the quality of search against relevance judgments
     Eval(eval::EvalArgs),
-    /// Write a collection with its vectors into a file
+    /// Write a collection with its vectors to a file
     Export(transfer::ExportArgs),
-    /// Read a collection back from the file that `export` wrote
+    /// Read a collection from a file written by `export`
     Import(transfer::ImportArgs),
     /// Copy collections with their vectors from one store or server to another
     Copy(transfer::CopyArgs),
-    /// Write the embedded store into one file, also while a server uses it
+    /// Back up the embedded store to one file, even while a server uses it
     Backup(backup::BackupArgs),
-    /// Put a backup into a data directory that no server uses
+    /// Restore a backup to a data directory that no server uses
     Restore(backup::RestoreArgs),
-    /// Parse a file from standard input, within limits; used by the program itself
+    /// Parse a file from standard input within limits; for internal use
     #[command(hide = true, name = ingest::READ_UNTRUSTED)]
     ReadUntrusted { kind: String },
-    /// List, fetch, show and remove downloaded models
+    /// List, download, show and remove models
     #[command(subcommand)]
     Models(ModelsCommand),
     /// Print a completion script for a shell
     Completions { shell: clap_complete::Shell },
 }
 
-/// What `serve` reads from the environment and no flag says, because other users can see flags.
+/// Variables of `serve` without a flag, because other users can read flags.
 const SERVE_ENVIRONMENT: &str = "Environment:\n  \
-    RAGSTONE_API_KEYS  API keys, separated by commas; with any set, every request needs one\n  \
-    RAGSTONE_LOG       What is logged, such as `debug` or `warn,ragstone=info` [default: info]\n  \
-    HF_TOKEN, HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE  As for other programs that use the Hugging Face hub";
+    RAGSTONE_API_KEYS  API keys, separated by commas; if set, every request needs one of them\n  \
+    RAGSTONE_LOG       Log filter, such as `debug` or `warn,ragstone=info` [default: info]\n  \
+    HF_TOKEN, HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE  Settings of the Hugging Face hub";
 
 #[derive(Args)]
 #[command(after_help = SERVE_ENVIRONMENT)]
@@ -102,13 +103,13 @@ struct ServeArgs {
 
 #[derive(Args)]
 struct QuickstartArgs {
-    /// Port to bind to on 127.0.0.1; 0 takes a free one
+    /// Port to listen on at 127.0.0.1; 0 picks a free one
     #[arg(long, default_value_t = crate::config::DEFAULT_PORT)]
     port: u16,
-    /// Where the store keeps its file
+    /// Directory of the embedded store
     #[arg(long, value_name = "DIR", default_value = "ragstone-quickstart")]
     data_dir: PathBuf,
-    /// Answer the sample questions and exit instead of serving on
+    /// Answer the sample questions and exit
     #[arg(long)]
     once: bool,
 }
@@ -117,41 +118,44 @@ struct QuickstartArgs {
 enum ModelsCommand {
     /// List the models in the cache
     List {
-        /// As JSON instead of a table
+        /// Print JSON instead of a table
         #[arg(long)]
         json: bool,
     },
-    /// Fetch a model into the cache
+    /// Download a model to the cache
     Pull {
-        /// A Hugging Face model id, such as BAAI/bge-reranker-base, or ID@REVISION for one of its branches,
-        /// tags or commits; `default` for the built-in default model
+        /// Hugging Face model id such as BAAI/bge-reranker-base, ID@REVISION for a branch, tag or commit, or
+        /// `default` for the built-in default model
         name: String,
-        /// Ask the hub for the present state of a model that is in the cache already
+        /// Update a model that is in the cache already
         #[arg(long)]
         update: bool,
     },
     /// Remove a model from the cache
     Remove {
-        /// A Hugging Face model id, as `models list` shows it, with all its revisions, or ID@REVISION for one
-        /// of them; `default` for the built-in default model
+        /// Model id as shown by `models list`, for all revisions, ID@REVISION for one of them, or `default` for
+        /// the built-in default model
         name: String,
     },
-    /// Show what is known of a model in the cache, or of one in a directory
+    /// Show details of a model in the cache or in a directory
     Show {
-        /// A Hugging Face model id or ID@REVISION, `default` for the built-in default model, or a directory
+        /// Hugging Face model id, ID@REVISION, `default` for the built-in default model, or a directory
         name: String,
-        /// As JSON instead of lines
+        /// Print JSON instead of lines
         #[arg(long)]
         json: bool,
     },
 }
 
-/// Parses the arguments, does what they say, and gives the exit code.
+/// Parses the arguments and runs the command.
 pub fn run() -> ExitCode {
     let cli = match environment::parse() {
         Ok(cli) => cli,
         Err(error) => return report(&error.into()),
     };
+    if cli.command.writes_copies() {
+        stores::restrict_to_owner();
+    }
     let done = match cli.command {
         Command::Serve(args) => serve::run(&args),
         Command::Quickstart(args) => quickstart::run(&args),
@@ -177,17 +181,27 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// Errors go to stderr, whole, whatever the log shows.
+impl Command {
+    /// Whether the files it creates hold the documents of a store, and so must be readable by their owner
+    /// only.
+    fn writes_copies(&self) -> bool {
+        matches!(
+            self,
+            Self::Export(_) | Self::Import(_) | Self::Copy(_) | Self::Backup(_) | Self::Restore(_)
+        )
+    }
+}
+
+/// Reports a fatal error on stderr, whatever the log filter.
 fn report(error: &anyhow::Error) -> ExitCode {
-    // Whoever reads the output has enough of it, as `head` has. Only what is written to it fails so:
-    // errors of connections are of other types.
+    // The reader of the output closed it, as `head` does. Errors of connections have other types.
     let output = error.downcast_ref::<std::io::Error>();
     if output.is_some_and(|output| output.kind() == std::io::ErrorKind::BrokenPipe) {
         return ExitCode::SUCCESS;
     }
     let message = format!("{error:#}");
     let lines: Vec<String> = message.lines().map(printable).collect();
-    eprintln!("ragstone: fatal: {}", lines.join("\n"));
+    telemetry::report_fatal(&lines.join("\n"));
     if error.is::<ConfigError>() {
         ExitCode::from(BAD_CONFIGURATION)
     } else {
@@ -195,15 +209,19 @@ fn report(error: &anyhow::Error) -> ExitCode {
     }
 }
 
-/// Text from documents, files and servers is shown, never obeyed: control characters, which could
-/// move a terminal's cursor, become spaces.
+/// Replaces control characters, which could move the cursor of a terminal, by spaces.
 fn printable(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { ' ' } else { c })
         .collect()
 }
 
-/// Ends the program as wrong arguments do, where the arguments alone do not show that they are.
+/// Writes a line for people to stderr. A stderr that cannot be written is no reason to fail.
+fn note(line: impl std::fmt::Display) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// Ends the program with a usage error that clap cannot detect.
 fn wrong_arguments(problem: impl std::fmt::Display) -> ! {
     Cli::command()
         .error(clap::error::ErrorKind::ValueValidation, problem)

@@ -1,4 +1,4 @@
-//! `ragstone models`: what is in the model cache.
+//! `ragstone models`: the model cache.
 
 use std::io::Write;
 
@@ -9,7 +9,7 @@ use ragstone_models::default_model;
 use ragstone_models::hub::{Hub, ModelSource};
 use serde_json::{Value, json};
 
-use super::{ModelsCommand, block_on, printable};
+use super::{ModelsCommand, block_on, note, printable};
 use crate::{startup, telemetry};
 
 pub(super) fn run(command: ModelsCommand) -> anyhow::Result<()> {
@@ -23,7 +23,7 @@ pub(super) fn run(command: ModelsCommand) -> anyhow::Result<()> {
     }
 }
 
-/// `default` is short for the built-in default model.
+/// Resolves `default`, short for the built-in default model.
 fn full_name(name: &str) -> &str {
     if name == "default" {
         default_model::ID
@@ -45,10 +45,10 @@ fn list(hub: &Hub, as_json: bool) -> anyhow::Result<()> {
         return Ok(());
     }
     if models.is_empty() {
-        eprintln!(
-            "No models in {}. Fetch one with `ragstone models pull NAME`.",
+        note(format!(
+            "No models in {}. Download one with `ragstone models pull NAME`.",
             hub.settings().cache.display()
-        );
+        ));
         return Ok(());
     }
     let mut table = Table::new();
@@ -75,7 +75,7 @@ fn pull(hub: &Hub, name: &str, update: bool) -> anyhow::Result<()> {
             default_model::ID if !update => Ok(default_model::ensure(hub, &progress).await?),
             name => match ModelSource::parse(name) {
                 ModelSource::Directory(path) => Err(anyhow::anyhow!(
-                    "{} is no model of the hub, whose ids are such as BAAI/bge-reranker-base: there is nothing to fetch",
+                    "{} is not a model id: name a model of the Hugging Face hub such as BAAI/bge-reranker-base",
                     path.display()
                 )),
                 ModelSource::Hub { id, revision } if update => {
@@ -87,7 +87,7 @@ fn pull(hub: &Hub, name: &str, update: bool) -> anyhow::Result<()> {
     })?;
     if let Some(problem) = cache::problem(&directory) {
         anyhow::bail!(
-            "'{name}' is in {}, but cannot be loaded: {problem}",
+            "'{name}' was downloaded to {}, but cannot be loaded: {problem}",
             directory.display()
         );
     }
@@ -98,14 +98,15 @@ fn pull(hub: &Hub, name: &str, update: bool) -> anyhow::Result<()> {
 fn remove(hub: &Hub, name: &str) -> anyhow::Result<()> {
     let freed = cache::remove(&hub.settings().cache, full_name(name))?;
     anyhow::ensure!(freed > 0, "'{}' is not in the cache", full_name(name));
-    eprintln!("Removed {}, {} freed.", full_name(name), size(freed));
+    note(format!("Removed {}, freed {}.", full_name(name), size(freed)));
     Ok(())
 }
 
 fn show(hub: &Hub, name: &str, as_json: bool) -> anyhow::Result<()> {
     let name = full_name(name);
-    let model = cache::show(&hub.settings().cache, name)?
-        .with_context(|| format!("'{name}' is not in the cache; `ragstone models pull {name}` fetches it"))?;
+    let model = cache::show(&hub.settings().cache, name)?.with_context(|| {
+        format!("'{name}' is not in the cache: download it with `ragstone models pull {name}`")
+    })?;
     let mut out = std::io::stdout().lock();
     if as_json {
         writeln!(out, "{}", serde_json::to_string_pretty(&to_json(&model))?)?;

@@ -1,4 +1,4 @@
-//! `ragstone quickstart`: from nothing to an answer.
+//! `ragstone quickstart`: a server with a sample collection, without configuration.
 
 use std::io::Write;
 
@@ -9,24 +9,22 @@ use ragstone_core::backend::{Backend, BackendError};
 use ragstone_core::collection::{CollectionName, EMBEDDING_MODEL};
 use ragstone_core::document::{Metadata, NewDocument, RawDocument, check_documents};
 use ragstone_core::models::Models;
-use ragstone_models::config::LocalEntry;
 use ragstone_models::default_model;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use super::{QuickstartArgs, block_on};
+use super::{QuickstartArgs, block_on, note};
 use crate::config::{self, FileConfig, ServerArgs, Settings};
-use crate::startup::{self, Running};
+use crate::startup::{self, DEFAULT_MODEL_ID, Running};
 use crate::stores::OpenStore;
 use crate::{listen, telemetry};
 
-const MODEL_ID: &str = "minilm";
 const COLLECTION: &str = "handbook";
 const SAMPLE: &str = include_str!("../../samples/handbook.jsonl");
 
 pub(super) fn run(args: &QuickstartArgs) -> anyhow::Result<()> {
     telemetry::start_logs(telemetry::LogFormat::Text);
-    // The environment does not count here: quickstart needs no configuration.
+    // The environment and configuration files do not apply.
     let mut server = ServerArgs {
         no_embeddings: true,
         ..ServerArgs::default()
@@ -46,40 +44,33 @@ async fn start(settings: Settings, once: bool) -> anyhow::Result<()> {
     if once {
         writeln!(
             std::io::stdout(),
-            "# This one ends at once. With `ragstone quickstart` running, these commands give these answers:"
+            "# This run stops now. While `ragstone quickstart` is running, these commands give these answers:"
         )?;
     }
     show_tries(&running, &address.to_string()).await?;
     if once {
         return running.stop().await;
     }
-    eprintln!(
+    note(format!(
         "\nServing on http://{address}, interactive documentation at http://{address}/docs. Stop with Ctrl-C."
-    );
+    ));
     running.serve_on(listener, &settings, listen::stop_signal()).await
 }
 
 pub(super) async fn default_models(settings: &Settings) -> anyhow::Result<Models> {
     let hub = startup::hub()?;
     if default_model::cached(&hub).is_none() {
-        eprintln!("Getting the default model, {} …", default_model::ID);
+        note(format!("Downloading the default model, {} …", default_model::ID));
     }
-    let entry = LocalEntry {
-        id: MODEL_ID.to_owned(),
-        path: default_model::ID.to_owned(),
-        version: None,
-        normalize: None,
-        quantize: None,
-    };
-    let embedder = startup::open_local(&startup::engine(settings), &hub, &entry).await?;
+    let embedder = startup::open_default(&startup::engine(settings), &hub).await?;
     Ok(Models::new(vec![embedder], None))
 }
 
-/// Adds the sample; a second start finds it there and replaces it with itself.
+/// Adds the sample documents; a second start replaces them with themselves.
 async fn load_sample(local: &dyn Backend) -> anyhow::Result<()> {
     let name = CollectionName::parse(COLLECTION)?;
     let metadata = Metadata::from_iter([
-        (EMBEDDING_MODEL.to_owned(), Value::from(MODEL_ID)),
+        (EMBEDDING_MODEL.to_owned(), Value::from(DEFAULT_MODEL_ID)),
         (
             "description".to_owned(),
             Value::from("A handbook of a small observatory"),
@@ -90,7 +81,10 @@ async fn load_sample(local: &dyn Backend) -> anyhow::Result<()> {
         Err(error) => return Err(error.into()),
     }
     let added = local.add_documents(&name, sample()?).await?;
-    eprintln!("Collection '{COLLECTION}' has {} documents.", added.ids.len());
+    note(format!(
+        "Collection '{COLLECTION}' has {} documents.",
+        added.ids.len()
+    ));
     Ok(())
 }
 
@@ -102,7 +96,7 @@ fn sample() -> anyhow::Result<Vec<NewDocument>> {
     Ok(check_documents(raw)?)
 }
 
-/// One thing to type, and the request that it makes.
+/// A command to type, and its request.
 struct Try {
     about: &'static str,
     method: &'static str,
@@ -114,13 +108,13 @@ fn tries() -> [Try; 3] {
     let query = format!("/collections/{COLLECTION}/query");
     [
         Try {
-            about: "Search by meaning: the words of the question are not in the answer",
+            about: "Search by meaning: the answer does not contain the words of the question",
             method: "POST",
             path: query.clone(),
             body: Some(json!({"query": "what to do in bad weather?", "top_k": 2})),
         },
         Try {
-            about: "Search by meaning and by word, with a filter",
+            about: "Search by meaning and by keyword, with a filter",
             method: "POST",
             path: query,
             body: Some(
@@ -138,7 +132,7 @@ fn tries() -> [Try; 3] {
     ]
 }
 
-/// Prints each command with the answer that the running service gives to it.
+/// Prints each command with the answer of the running service.
 async fn show_tries(running: &Running, address: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout();
     for (number, attempt) in tries().iter().enumerate() {

@@ -1,25 +1,28 @@
-//! Talking to a running server, for the commands that use one.
+//! The client of a running server, for all commands that use one.
 
 use clap::Args;
 use ragstone_core::call::{CallError, ErrorAnswer};
+use ragstone_core::collection::CollectionName;
 use ragstone_providers::http::{Auth, ClientSettings, ServiceClient};
 use ragstone_providers::ragstone::RagstoneClient;
 use secrecy::SecretString;
+use serde_json::Value;
 
 use super::printable;
 
-/// Where the key of a server is looked for.
+/// Variable with the API key of a server.
 pub(super) const KEY: &str = "RAGSTONE_API_KEY";
 /// For the help of every command that can talk to a server.
 pub(super) const REMOTE_ENVIRONMENT: &str = "Environment:\n  \
-    RAGSTONE_API_KEY  The key to send, where the server wants one";
+    RAGSTONE_API_KEY  API key of the server, if it requires one";
 
-/// Which server to talk to.
+/// The server to use.
 #[derive(Args)]
 pub(super) struct RemoteArgs {
-    /// The server's address
+    /// Address of the server
     #[arg(
         long,
+        conflicts_with_all = ["data_dir", "store"],
         value_name = "URL",
         env = "RAGSTONE_URL",
         default_value = "http://127.0.0.1:5006",
@@ -54,6 +57,12 @@ impl RemoteArgs {
         Ok(ServiceClient::new(settings)?)
     }
 
+    /// Searches a collection.
+    pub(super) async fn query(&self, collection: &CollectionName, body: &Value) -> anyhow::Result<Value> {
+        let answer = self.client()?.query_json(collection, body).await;
+        answer.map_err(|error| self.explain(error))
+    }
+
     /// Says what the server said, or that no server answers.
     pub(super) fn explain(&self, error: CallError) -> anyhow::Error {
         match error {
@@ -63,17 +72,17 @@ impl RemoteArgs {
     }
 }
 
-/// Says where nobody answers, if that is what is wrong.
+/// Adds a hint if no server answers.
 pub(super) fn no_server(error: anyhow::Error, url: &str) -> anyhow::Error {
     match error.downcast_ref() {
         Some(CallError::Unreachable { .. }) => error.context(format!(
-            "no server answers at {url}: start one with `ragstone serve`"
+            "no server answers at {url}: start one with `ragstone serve`, or correct --url"
         )),
         _ => error,
     }
 }
 
-/// An address that requests can be sent to, as an argument.
+/// Parses the address of a server.
 pub(super) fn server_url(text: &str) -> Result<String, String> {
     match ClientSettings::new("ragstone", text, "the address") {
         Ok(_) => Ok(text.to_owned()),
@@ -81,17 +90,16 @@ pub(super) fn server_url(text: &str) -> Result<String, String> {
     }
 }
 
-/// What the server says, or what to do where that is about keys, which are looked for in these
-/// variables.
+/// The message of an error response. For a refused key, the hint names these variables.
 pub(super) fn refusal(answer: &ErrorAnswer, keys: &[&str]) -> String {
     if answer.status == 401 {
         let given = keys
             .iter()
             .find(|name| crate::config::process_env(name).is_some());
         return match given {
-            Some(name) => format!("the server does not take the key in {name}"),
+            Some(name) => format!("the server refuses the API key in {name}"),
             None => format!(
-                "the server wants an API key: set {} to one of its keys",
+                "the server requires an API key: set {} to one of its keys",
                 keys.join(" or ")
             ),
         };

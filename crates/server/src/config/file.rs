@@ -9,8 +9,8 @@ use serde::Deserialize;
 
 use super::ConfigError;
 
-/// All of it is optional. Keys are written in camelCase; snake_case is understood too. It cannot be
-/// formatted as a whole, because literal keys and the password of the store may be in it.
+/// Every key is optional, in camelCase or snake_case. The type has no `Debug`, because it may contain API
+/// keys and the password of the store.
 #[derive(Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FileConfig {
@@ -18,10 +18,10 @@ pub struct FileConfig {
     /// Named credentials.
     #[serde(default)]
     pub providers: Providers,
-    /// What embeds agent memory.
+    /// Embedding of agent memory.
     #[serde(default)]
     pub embedding: EmbeddingConfig,
-    /// What answers in chats.
+    /// The chat provider.
     pub chat: Option<ChatConfig>,
     /// The gateway's backends, by name.
     #[serde(default)]
@@ -32,7 +32,7 @@ pub struct FileConfig {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ConversationsSection {
-    /// How long a conversation is kept after its last message.
+    /// Lifetime of a conversation after its last message.
     #[serde(alias = "ttl_seconds")]
     pub ttl_seconds: Option<u64>,
 }
@@ -45,7 +45,7 @@ pub struct ServerSection {
     #[serde(alias = "data_dir")]
     pub data_dir: Option<PathBuf>,
     pub store: Option<String>,
-    /// Each may be `${NAME}`, which is looked up in the environment.
+    /// Each may be `${NAME}`, for an environment variable.
     #[serde(alias = "api_keys")]
     pub api_keys: Option<Vec<String>>,
     #[serde(alias = "allow_no_key")]
@@ -73,10 +73,10 @@ pub struct LimitsSection {
     pub rerank_documents: Option<usize>,
     #[serde(alias = "top_k")]
     pub top_k: Option<usize>,
-    /// A job is refused while so many are not finished.
+    /// Jobs are refused while this many are unfinished.
     #[serde(alias = "open_jobs")]
     pub open_jobs: Option<usize>,
-    /// Large requests are refused if more tokens than this would wait for the models with them.
+    /// Large requests are refused if more tokens than this would wait for the models.
     #[serde(alias = "model_queue_tokens")]
     pub model_queue_tokens: Option<usize>,
     #[serde(alias = "body_seconds")]
@@ -85,6 +85,9 @@ pub struct LimitsSection {
     pub request_seconds: Option<u64>,
     #[serde(alias = "header_seconds")]
     pub header_seconds: Option<u64>,
+    /// A client that reads nothing for this long is disconnected.
+    #[serde(alias = "write_seconds")]
+    pub write_seconds: Option<u64>,
     #[serde(alias = "shutdown_seconds")]
     pub shutdown_seconds: Option<u64>,
 }
@@ -126,12 +129,12 @@ impl FileConfig {
     }
 }
 
-/// The parser names types of the program; whoever writes the file needs to know what may stand there.
+/// Replaces type names of the program by the values that are allowed.
 fn plain(message: &str) -> String {
-    // A bare `null` or `~` where a name or a text stands; YAML reads both as nothing at all.
+    // YAML reads a bare `null` or `~` as no value.
     if let Some((before, after)) = message.split_once("cannot deserialize null into string") {
         let rest = after.trim_start_matches("; use Option<String>");
-        return format!("{before}null is no text: put it in quotes if that is what it says{rest}");
+        return format!("{before}null is not a string: put it in quotes if a string is meant{rest}");
     }
     for (kind, expected) in [
         ("invalid u16", "a whole number from 0 to 65535 is expected"),
@@ -151,7 +154,7 @@ pub(super) fn interpolate(value: &str, env: &dyn Fn(&str) -> Option<String>) -> 
     match value.strip_prefix("${").and_then(|rest| rest.strip_suffix('}')) {
         Some(name) => env(name).ok_or_else(|| {
             ConfigError(format!(
-                "The environment variable {name}, named in the configuration, is not set"
+                "The environment variable {name} is not set, and the configuration refers to it"
             ))
         }),
         None => Ok(value.to_owned()),

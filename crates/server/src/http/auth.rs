@@ -1,4 +1,4 @@
-//! Who may ask: whoever has a key, or, where there are none, whoever is on this machine.
+//! Authorization: by API key, or, if there are none, for requests from this machine.
 
 use std::net::IpAddr;
 
@@ -13,11 +13,11 @@ use subtle::{Choice, ConstantTimeEq};
 use super::error::ApiError;
 use super::state::AppState;
 
-/// Routes that need no key: probes and the health page.
+/// Routes without a key: probes and the health page.
 const OPEN_ROUTES: [&str; 3] = ["/livez", "/readyz", "/health"];
 
-/// The keys that open the service, kept as digests: all of one length, so that comparing them in
-/// constant time says nothing about a key, and nothing that could be printed by mistake.
+/// The API keys as digests. They have one length, so that comparing them in constant time reveals nothing,
+/// and they cannot be printed by mistake.
 #[derive(Default)]
 pub struct ApiKeys(Vec<[u8; 32]>);
 
@@ -48,15 +48,20 @@ pub async fn require_key(State(state): State<AppState>, request: Request, next: 
     if state.keys.is_empty() || OPEN_ROUTES.contains(&request.uri().path()) {
         return next.run(request).await;
     }
-    match presented(request.headers()) {
-        Some(key) if state.keys.admits(key) => next.run(request).await,
-        _ => ApiError::unauthorized().into_response(),
+    if is_authorized(&state, request.headers()) {
+        next.run(request).await
+    } else {
+        ApiError::unauthorized().into_response()
     }
 }
 
-/// A server without keys that only this machine can reach still hears from every web page that is
-/// open on it. A page of another site names itself in `Origin`, and one that had its own name point
-/// here (DNS rebinding) names itself in `Host`; neither may use the service.
+/// Whether the request may see everything: always if the server has no keys.
+pub(super) fn is_authorized(state: &AppState, headers: &HeaderMap) -> bool {
+    state.keys.is_empty() || presented(headers).is_some_and(|key| state.keys.admits(key))
+}
+
+/// Refuses web pages of other sites on a server without keys, which listens on this machine only. Such a
+/// page names itself in `Origin`, or in `Host` if it lets its own name point here (DNS rebinding).
 pub async fn refuse_other_sites(State(state): State<AppState>, request: Request, next: Next) -> Response {
     if state.keys.is_empty() && state.only_this_machine && is_of_other_site(&request) {
         return ApiError::foreign_site().into_response();
@@ -79,7 +84,7 @@ fn is_of_other_site(request: &Request) -> bool {
     named_elsewhere || asked_from_elsewhere
 }
 
-/// A name could be made to point here by whoever owns it; an address cannot.
+/// The owner of a name can let it point here; an address cannot be redirected.
 fn is_address_or_localhost(host: &str) -> bool {
     is_this_machine(host) || host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok()
 }

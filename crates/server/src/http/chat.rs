@@ -1,11 +1,11 @@
-//! `/v1/chat/completions`: OpenAI's chat interface in front of the configured provider, with what
-//! memory knows about the question in the system prompt.
+//! `/v1/chat/completions`: OpenAI's chat API in front of the configured provider, with context from agent
+//! memory in the system prompt.
 
 use std::convert::Infallible;
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{FromRequest, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
@@ -20,13 +20,13 @@ use super::error::{ApiError, ErrorBody};
 use super::extract::JsonBody;
 use super::state::AppState;
 
-/// What was put into the prompt, as `collection/id`, separated by commas.
+/// Documents put into the prompt, as `collection/id`, separated by commas.
 const SOURCES: HeaderName = HeaderName::from_static("x-ragstone-sources");
-/// Which session's observations and reflections may be put into the prompt.
+/// Session whose observations and reflections may be put into the prompt.
 const SESSION: HeaderName = HeaderName::from_static("x-ragstone-session");
-/// Clients give up on longer headers.
+/// Clients refuse longer headers.
 const MAX_SOURCES_BYTES: usize = 4096;
-/// What stands for itself in an id.
+/// Characters of an id that are escaped.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'_')
@@ -36,32 +36,34 @@ const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
 
 const NOT_CONFIGURED: &str = "No chat provider is configured: set chat.providerID to an entry of providers, and chat.model, in the configuration file";
 
-/// Continue a conversation, in the shape of OpenAI's interface.
+/// Complete a chat, as OpenAI's API does.
 #[utoipa::path(
     post, path = "/v1/chat/completions", tag = "memory",
-    request_body(content = Object, description = "A chat request as OpenAI's interface has it; `model` may be left out", example = json!({
+    request_body(content = Object, description = "A chat request of OpenAI's API; `model` is optional", example = json!({
         "messages": [{"role": "user", "content": "When do we deploy?"}], "stream": false,
     })),
-    params(("x-ragstone-session" = Option<String>, Header, description = "Only this session's observations and reflections go into the prompt")),
+    params(("x-ragstone-session" = Option<String>, Header, description = "Put only the observations and reflections of this session into the prompt")),
     responses(
         (status = 200, description = "A `chat.completion`, or with `stream` a stream of `chat.completion.chunk` events",
             content((Object = "application/json"), (String = "text/event-stream")),
-            headers(("x-ragstone-sources" = String, description = "What was put into the prompt, as `collection/id`, separated by commas; absent where nothing was"))),
-        (status = 400, body = ErrorBody, description = "Not a chat request, or one that the provider cannot do"),
-        (status = 429, body = ErrorBody, description = "The provider is asked too often; see Retry-After"),
-        (status = 502, body = ErrorBody, description = "The provider gave no usable answer, or does not take the configured key"),
+            headers(("x-ragstone-sources" = String, description = "Documents put into the prompt, as `collection/id`, separated by commas; absent if there are none"))),
+        (status = 400, body = ErrorBody, description = "Invalid chat request, or one that the provider does not support"),
+        (status = 429, body = ErrorBody, description = "The provider's rate limit is exceeded; see Retry-After"),
+        (status = 502, body = ErrorBody, description = "The provider gave no usable answer, or refuses the configured key"),
         (status = 503, body = ErrorBody, description = "No chat provider is configured"),
         (status = 504, body = ErrorBody, description = "The provider did not answer in time"),
     ),
 )]
 pub(super) async fn completions(
     State(state): State<AppState>,
-    headers: HeaderMap,
-    JsonBody(body): JsonBody<SentFields>,
+    request: Request,
 ) -> Result<Response, ApiError> {
+    // Before the body is read: without a provider it is not worth parsing.
     let Some(model) = &state.agent.chat else {
         return Err(ApiError::not_configured(NOT_CONFIGURED));
     };
+    let headers = request.headers().clone();
+    let JsonBody(body) = JsonBody::<SentFields>::from_request(request, &state).await?;
     let request = ChatRequest::from_sent(body)?;
     let streams = match request.options().get("stream") {
         None | Some(Value::Null) => false,
@@ -87,7 +89,7 @@ pub(super) async fn completions(
     Ok(response)
 }
 
-/// A session that cannot be read must not become all sessions.
+/// An unreadable session must not widen retrieval to all sessions.
 fn session_key(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
     let Some(value) = headers.get(SESSION) else {
         return Ok(None);
@@ -108,8 +110,8 @@ fn refusal(error: ChatError) -> ApiError {
     }
 }
 
-/// A key that the provider does not take is ours, not the client's, and so is an address at which
-/// something else answers. What the provider said of it is for the log.
+/// A refused key and an address where something else answers are errors of this server's configuration,
+/// not of the client. The details go to the log only.
 fn refused(mut answer: Box<ErrorAnswer>) -> ApiError {
     let (service, status) = (&answer.service, answer.status);
     let passes_on = (400..500).contains(&status) || answer.is_considered();
@@ -127,20 +129,18 @@ fn refused(mut answer: Box<ErrorAnswer>) -> ApiError {
         answer.content_type = None;
         return CallError::Answered(answer).into();
     } else {
-        format!(
-            "Provider '{service}' answered with status {status} and with what is no JSON; is its baseUrl right?"
-        )
+        format!("Provider '{service}' answered with status {status} and no JSON: check its baseUrl")
     };
-    tracing::warn!(%service, reason = %CallError::Answered(answer.clone()), "a provider refuses a chat");
+    tracing::warn!(%service, reason = %CallError::Answered(answer.clone()), "a provider refused a chat request");
     ApiError::bad_gateway(ours)
 }
 
-/// What a provider says went wrong, with all its members, also where clients of this server and those
-/// of OpenAI look for it; `None` where it does not speak JSON.
+/// The error of a provider with all its members, repeated in the fields where clients of this server and of
+/// OpenAI look for it; `None` if it is not JSON.
 fn explained(answer: &ErrorAnswer) -> Option<Vec<u8>> {
     let said = match serde_json::from_slice(&answer.body) {
         Ok(Value::Object(said)) => Some(said),
-        // As Google has it where a stream was asked for.
+        // Google answers a streaming request with a list.
         Ok(Value::Array(list)) => list.into_iter().find_map(|first| match first {
             Value::Object(said) => Some(said),
             _ => None,
@@ -149,13 +149,13 @@ fn explained(answer: &ErrorAnswer) -> Option<Vec<u8>> {
     };
     let mut said = match (said, answer.status) {
         (Some(said), _) => said,
-        // Whatever stands before the provider, and counts.
+        // A proxy before the provider limits the rate.
         (None, 429) => Map::new(),
         (None, _) => return None,
     };
     let message = answer.message().unwrap_or_else(|| {
         let ErrorAnswer { service, status, .. } = answer;
-        format!("Provider '{service}' refuses this (status {status})")
+        format!("Provider '{service}' refused the request (status {status})")
     });
     if !said.get("detail").is_some_and(Value::is_string) {
         said.insert("detail".to_owned(), message.clone().into());
@@ -165,8 +165,8 @@ fn explained(answer: &ErrorAnswer) -> Option<Vec<u8>> {
     serde_json::to_vec(&said).ok()
 }
 
-/// Chunks as server-sent events, ended as OpenAI ends them. An error in the middle is an event of
-/// its own, which the official clients raise.
+/// Chunks as server-sent events, terminated like OpenAI's. An error is an event of its own, which the
+/// official clients raise.
 fn events(stream: ChatStream) -> impl IntoResponse {
     let chunks = stream.map(|chunk| match chunk {
         Ok(chunk) => chunk,

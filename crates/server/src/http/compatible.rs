@@ -1,4 +1,4 @@
-//! What the clients of other services expect of every route that is shaped like theirs.
+//! Compatibility with clients of OpenAI and Cohere, for every route of theirs.
 
 use axum::Json;
 use axum::body::Body;
@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 use super::error::Explained;
 use super::state::AppState;
 
-/// Says the detail of an error also where OpenAI's and Cohere's clients look for it.
+/// Repeats the detail of an error in the fields where OpenAI's and Cohere's clients look for it.
 pub(super) async fn explain_errors(request: Request, next: Next) -> Response {
     let path = request.uri().path();
     let (openai, cohere) = (path.starts_with("/v1/"), path.starts_with("/v2/"));
@@ -52,12 +52,12 @@ pub(super) struct ModelList {
 pub(super) struct ListedModel {
     id: String,
     object: &'static str,
-    /// Not known, and there because OpenAI's clients expect it.
+    /// Unknown; present because OpenAI's clients expect it.
     created: u64,
     owned_by: &'static str,
 }
 
-/// The embedding models that are loaded, in the shape of OpenAI's interface.
+/// The loaded embedding models, as OpenAI's API lists them.
 #[utoipa::path(get, path = "/v1/models", tag = "models", responses((status = 200, body = ModelList)))]
 pub(super) async fn models(State(state): State<AppState>) -> Json<ModelList> {
     let listed = |id: &str| ListedModel {

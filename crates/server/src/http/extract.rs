@@ -1,4 +1,4 @@
-//! Reading requests: bodies, paths and query strings, with refusals that name what is wrong.
+//! Reading requests: bodies, paths and query strings, with errors that name the fault.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::header;
 use axum::http::request::Parts;
+use bytes::BytesMut;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use ragstone_core::collection::CollectionName;
 use ragstone_core::error::{InvalidInput, in_plain_words};
@@ -17,11 +18,13 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::error::ApiError;
 use super::state::AppState;
 
-/// Above this size a body is parsed off the async threads.
+/// Larger bodies are parsed off the async threads.
 const PARSE_INLINE: usize = 64 * 1024;
+/// Memory that a large body reserves at a time.
+const RESERVE_STEP: usize = 256 * 1024;
 
-/// Something with named fields that must be a JSON object. Without this a list would do as well,
-/// its elements taken for the fields in the order of their declaration.
+/// A structure that must be a JSON object. serde alone would also accept a list, and take its elements for
+/// the fields in the order of their declaration.
 struct Object<T>(T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
@@ -64,7 +67,7 @@ where
     Ok(list.map(|list| list.into_iter().map(|Object(one)| one).collect()))
 }
 
-/// A JSON object of at most the ordinary size, whatever its content type says.
+/// A JSON object of at most the ordinary size, with any content type.
 pub(super) struct JsonBody<T>(pub T);
 
 impl<T: DeserializeOwned + Send + 'static> FromRequest<AppState> for JsonBody<T> {
@@ -76,7 +79,7 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<AppState> for JsonBody<T>
     }
 }
 
-/// The same for a body that may be anything its type can be read from.
+/// The same for JSON of any kind.
 pub(super) struct AnyJsonBody<T>(pub T);
 
 impl<T: DeserializeOwned + Send + 'static> FromRequest<AppState> for AnyJsonBody<T> {
@@ -88,11 +91,11 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<AppState> for AnyJsonBody
     }
 }
 
-/// A large body of any type, which keeps its share of the budget until it is dropped.
+/// A large body of any type. It keeps its share of the budget until it is dropped.
 pub(super) struct LargeBody {
     pub content_type: String,
     pub bytes: bytes::Bytes,
-    _budget: OwnedSemaphorePermit,
+    _budget: Option<OwnedSemaphorePermit>,
 }
 
 impl LargeBody {
@@ -119,17 +122,42 @@ impl FromRequest<AppState> for LargeBody {
     }
 }
 
+/// Reads a large body, and reserves memory as its bytes arrive: a client that sends only headers holds
+/// nothing that others wait for.
 pub(super) async fn read_large(
     request: Request,
     state: &AppState,
-) -> Result<(bytes::Bytes, OwnedSemaphorePermit), ApiError> {
+) -> Result<(bytes::Bytes, Option<OwnedSemaphorePermit>), ApiError> {
     let limit = state.limits.add_bytes;
-    let announced = announced_length(&request, limit)?;
-    let budget = state.body_budget.reserve(announced.unwrap_or(limit)).await?;
-    Ok((read_body(request, limit, state).await?, budget))
+    let expected = announced_length(&request, limit)?.unwrap_or(limit);
+    refuse_encoded(&request)?;
+    let mut body = Limited::new(request.into_body(), limit);
+    let mut bytes = BytesMut::new();
+    let mut budget: Option<OwnedSemaphorePermit> = None;
+    let mut reserved = 0;
+    let deadline = tokio::time::Instant::now() + state.limits.body_timeout;
+    while let Some(frame) = tokio::time::timeout_at(deadline, body.frame())
+        .await
+        .map_err(|_| ApiError::timeout())?
+    {
+        let Ok(data) = frame.map_err(|error| body_error(&*error, limit))?.into_data() else {
+            continue;
+        };
+        while bytes.len() + data.len() > reserved {
+            let step = expected.saturating_sub(reserved).clamp(1, RESERVE_STEP);
+            let more = state.body_budget.reserve(step).await?;
+            reserved += step;
+            match &mut budget {
+                Some(budget) => budget.merge(more),
+                None => budget = Some(more),
+            }
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok((bytes.freeze(), budget))
 }
 
-/// How long the body says it is. One that is too long need not be waited for.
+/// The announced length of the body. One that is too long is refused before it arrives.
 fn announced_length(request: &Request, limit: usize) -> Result<Option<usize>, ApiError> {
     let length = request.headers().get(header::CONTENT_LENGTH);
     match length.and_then(|length| length.to_str().ok()?.parse().ok()) {
@@ -144,17 +172,12 @@ pub(super) async fn read_body(
     state: &AppState,
 ) -> Result<bytes::Bytes, ApiError> {
     announced_length(&request, limit)?;
-    if let Some(encoding) = request.headers().get(header::CONTENT_ENCODING)
-        && encoding != "identity"
-    {
-        return Err(ApiError::unsupported_encoding(encoding));
-    }
+    refuse_encoded(&request)?;
     let body = Limited::new(request.into_body(), limit);
     match tokio::time::timeout(state.limits.body_timeout, body.collect()).await {
         Err(_) => Err(ApiError::timeout()),
         Ok(Ok(collected)) => Ok(collected.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(ApiError::too_large(limit)),
-        Ok(Err(_)) => Err(ApiError::bad_request("The request body broke off before its end")),
+        Ok(Err(error)) => Err(body_error(&*error, limit)),
     }
 }
 
@@ -163,6 +186,20 @@ pub(super) async fn parse_object<T: DeserializeOwned + Send + 'static>(
     bytes: bytes::Bytes,
 ) -> Result<T, ApiError> {
     parse_json(bytes).await.map(|Object(body)| body)
+}
+
+fn refuse_encoded(request: &Request) -> Result<(), ApiError> {
+    match request.headers().get(header::CONTENT_ENCODING) {
+        Some(encoding) if encoding != "identity" => Err(ApiError::unsupported_encoding(encoding)),
+        _ => Ok(()),
+    }
+}
+
+fn body_error(error: &(dyn std::error::Error + Send + Sync + 'static), limit: usize) -> ApiError {
+    if error.is::<LengthLimitError>() {
+        return ApiError::too_large(limit);
+    }
+    ApiError::bad_request("The request body ended early")
 }
 
 async fn parse_json<T: DeserializeOwned + Send + 'static>(bytes: bytes::Bytes) -> Result<T, ApiError> {
@@ -184,13 +221,13 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     serde_json::from_slice(bytes).map_err(|error| ApiError::bad_request(explain::<T>(&error, bytes)))
 }
 
-/// Turns serde's wording into a sentence for whoever wrote the request. The body is read again to
-/// find where in it the fault is, which only a faulty body pays for.
+/// Rewrites an error of serde for the author of the request. Only a faulty body is parsed again, to locate
+/// the fault.
 fn explain<T: DeserializeOwned>(error: &serde_json::Error, bytes: &[u8]) -> String {
-    // The parser counts a number that does not fit its type as a fault of the syntax.
+    // The parser reports a number that does not fit its type as a syntax error.
     let out_of_range = error.to_string().starts_with("number out of range");
     if error.to_string().starts_with("recursion limit exceeded") {
-        return "The request body is nested too deeply: at most 127 lists and objects may stand in one another"
+        return "The request body is nested too deeply: at most 127 levels of lists and objects are allowed"
             .to_owned();
     }
     if !error.is_data() && !out_of_range {
@@ -215,8 +252,7 @@ fn explain<T: DeserializeOwned>(error: &serde_json::Error, bytes: &[u8]) -> Stri
     }
 }
 
-/// The collection that the path names. A name that breaks the rule cannot exist, and the message
-/// of a lookup says so in the usual words.
+/// The collection named by the path.
 pub(super) struct CollectionPath(pub CollectionName);
 
 impl FromRequestParts<AppState> for CollectionPath {
@@ -229,7 +265,7 @@ impl FromRequestParts<AppState> for CollectionPath {
     }
 }
 
-/// The collection and the document that the path names.
+/// The collection and the document named by the path.
 pub(super) struct DocumentPath(pub CollectionName, pub String);
 
 impl FromRequestParts<AppState> for DocumentPath {
@@ -242,7 +278,7 @@ impl FromRequestParts<AppState> for DocumentPath {
     }
 }
 
-/// The one thing that the path names, whatever it is called.
+/// The only parameter of the path.
 pub(super) struct PathText(pub String);
 
 impl FromRequestParts<AppState> for PathText {
@@ -262,7 +298,7 @@ async fn path_segments(parts: &mut Parts, state: &AppState) -> Result<Vec<String
     Ok(segments)
 }
 
-/// The query string, decoded and looked up by name; of repeated parameters the last counts.
+/// The decoded query string. The last of repeated parameters counts.
 pub(super) struct Params(Vec<(String, String)>);
 
 impl<S: Send + Sync> FromRequestParts<S> for Params {
@@ -293,7 +329,7 @@ impl Params {
         };
         let text = text.trim();
         if text.len() > 1 && text.bytes().all(|b| b.is_ascii_digit()) {
-            // More than can be counted is as good as the most that can be.
+            // A number that overflows is as good as the largest.
             return Ok(text.parse().unwrap_or(u64::MAX));
         }
         text.parse().map_err(|_| {

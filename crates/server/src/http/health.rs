@@ -1,13 +1,15 @@
-//! Is it there, is it ready, how is it: for people, probes and dashboards.
+//! Health, readiness and metrics, for people, probes and dashboards.
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use ragstone_core::storage::VectorPrecision;
+use ragstone_models::hub::ModelSource;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::auth::is_authorized;
 use super::error::{ApiError, ErrorBody};
 use super::state::AppState;
 
@@ -25,7 +27,7 @@ pub(super) struct Health {
     version: &'static str,
     collections_count: u64,
     storage_bytes: u64,
-    /// The engine that keeps the documents; absent for the embedded store.
+    /// The engine that stores the documents; absent for the embedded store.
     #[serde(skip_serializing_if = "Option::is_none")]
     store: Option<StoreEngine>,
     /// Absent when no embedding model is loaded.
@@ -40,9 +42,9 @@ pub(super) struct Health {
 #[derive(Serialize, ToSchema)]
 struct StoreEngine {
     engine: &'static str,
-    /// What it refuses, or promises less than the embedded store does.
+    /// Features that it lacks, or guarantees less strictly than the embedded store.
     limitations: &'static [&'static str],
-    /// Vectors come back with their last bits rounded.
+    /// Whether it rounds the last bits of vectors.
     rounds_vectors: bool,
 }
 
@@ -60,9 +62,29 @@ struct LoadedCrossEncoder {
     status: &'static str,
 }
 
-/// Health, models and size of the service.
+/// The name of a model without the directory it was loaded from. Whoever has no key learns nothing about
+/// the machine.
+fn without_path(name: &str) -> String {
+    match ModelSource::parse(name) {
+        ModelSource::Directory(path) => path
+            .file_name()
+            .map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned()),
+        ModelSource::Hub { .. } => name.to_owned(),
+    }
+}
+
+/// Health, models and size of the service. Without a valid API key, models that were loaded from a
+/// directory appear without their path.
 #[utoipa::path(get, path = "/health", tag = "service", responses((status = 200, body = Health)), security(()))]
-pub(super) async fn health(State(state): State<AppState>) -> Json<Health> {
+pub(super) async fn health(State(state): State<AppState>, headers: HeaderMap) -> Json<Health> {
+    let shows_paths = is_authorized(&state, &headers);
+    let shown = |name: &str| {
+        if shows_paths {
+            name.to_owned()
+        } else {
+            without_path(name)
+        }
+    };
     let store = state.service.store.health().await;
     if let Err(error) = &store {
         tracing::warn!(%error, "the store does not answer the health check");
@@ -75,7 +97,7 @@ pub(super) async fn health(State(state): State<AppState>) -> Json<Health> {
             let info = embedder.info();
             LoadedModel {
                 id: info.identity.id.clone(),
-                name: info.name.clone(),
+                name: shown(&info.name),
                 status: "loaded",
                 dimensions: info.identity.dimensions,
             }
@@ -87,7 +109,7 @@ pub(super) async fn health(State(state): State<AppState>) -> Json<Health> {
         .reranker()
         .ok()
         .map(|reranker| LoadedCrossEncoder {
-            model: reranker.name().to_owned(),
+            model: shown(reranker.name()),
             status: "loaded",
         });
     let facts = store.as_ref().ok();
@@ -112,13 +134,13 @@ pub(super) struct Probe {
     status: &'static str,
 }
 
-/// The process runs.
+/// The process is running.
 #[utoipa::path(get, path = "/livez", tag = "service", responses((status = 200, body = Probe)), security(()))]
 pub(super) async fn livez() -> Json<Probe> {
     Json(Probe { status: "alive" })
 }
 
-/// The service answers requests: its store does, and it has not been told to stop.
+/// The service is ready: its store answers, and it is not stopping.
 #[utoipa::path(
     get, path = "/readyz", tag = "service", security(()),
     responses((status = 200, body = Probe), (status = 503, body = ErrorBody, description = "Stopping, or the store does not answer"))

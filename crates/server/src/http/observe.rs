@@ -1,11 +1,11 @@
-//! What happens around every request: an id, a log line, counters, a deadline, and an answer even
-//! when a handler panics.
+//! Middleware around every request: an id, a log line, metrics, a deadline, and a response even when a
+//! handler panics.
 
 use std::any::Any;
 use std::time::Instant;
 
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use tracing::Instrument;
@@ -17,7 +17,7 @@ use super::state::AppState;
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_ID_BYTES: usize = 128;
 
-/// Gives the request an id (the client's own, where it sent a printable one), logs it and counts it.
+/// Gives the request an id (the client's own, if it is printable), logs it and counts it.
 pub(super) async fn request(request: Request, next: Next) -> Response {
     let id = request
         .headers()
@@ -26,7 +26,7 @@ pub(super) async fn request(request: Request, next: Next) -> Response {
         .filter(|id| !id.is_empty() && id.len() <= MAX_ID_BYTES && id.bytes().all(|b| b.is_ascii_graphic()))
         .map_or_else(|| uuid::Uuid::new_v4().to_string(), str::to_owned);
     let method = request.method().clone();
-    // The pattern, not the path: what clients name must not become labels without end.
+    // The pattern, not the path, because label values must come from a fixed set.
     let route = request
         .extensions()
         .get::<MatchedPath>()
@@ -38,9 +38,9 @@ pub(super) async fn request(request: Request, next: Next) -> Response {
     let took = start.elapsed();
     let status = response.status();
     let labels = [
-        ("method", method.to_string()),
+        ("method", method_label(&method).to_owned()),
         ("route", route),
-        ("status", status.as_u16().to_string()),
+        ("status", status_label(status)),
     ];
     metrics::counter!("ragstone_http_requests_total", &labels).increment(1);
     metrics::histogram!("ragstone_http_request_seconds", &labels[..2]).record(took.as_secs_f64());
@@ -57,14 +57,36 @@ pub(super) async fn request(request: Request, next: Next) -> Response {
     response
 }
 
-/// A request that takes too long is given up; the work it started and can be cancelled is cancelled.
+/// Clients can invent methods, and every new label value takes memory for ever.
+fn method_label(method: &Method) -> &'static str {
+    match *method {
+        Method::GET => "GET",
+        Method::HEAD => "HEAD",
+        Method::POST => "POST",
+        Method::PUT => "PUT",
+        Method::PATCH => "PATCH",
+        Method::DELETE => "DELETE",
+        Method::OPTIONS => "OPTIONS",
+        _ => "other",
+    }
+}
+
+/// Statuses of other services are passed on, and those can be invented too.
+fn status_label(status: StatusCode) -> String {
+    match status.canonical_reason() {
+        Some(_) => status.as_u16().to_string(),
+        None => "other".to_owned(),
+    }
+}
+
+/// Aborts a request that takes too long, with all of its work that can be cancelled.
 pub(super) async fn deadline(State(state): State<AppState>, request: Request, next: Next) -> Response {
     let limit = state.limits.request_timeout;
     match tokio::time::timeout(limit, next.run(request)).await {
         Ok(response) => response,
         Err(_) => {
             let detail = format!(
-                "The request took longer than {} s and was given up",
+                "The request took longer than {} s and was aborted",
                 limit.as_secs()
             );
             ApiError::busy(detail, std::time::Duration::from_secs(5)).into_response()
@@ -72,7 +94,7 @@ pub(super) async fn deadline(State(state): State<AppState>, request: Request, ne
     }
 }
 
-/// The log has the message and the place; the client gets the clean sentence.
+/// Answers for a handler that panicked. The message goes to the log only.
 pub(super) fn after_panic(panic: Box<dyn Any + Send>) -> Response {
     let message = panic
         .downcast_ref::<&str>()
@@ -82,38 +104,29 @@ pub(super) fn after_panic(panic: Box<dyn Any + Send>) -> Response {
     ApiError::internal(&std::io::Error::other(message.to_owned())).into_response()
 }
 
-/// Errors that any route can answer are added to the description of every route.
+/// Describes the errors that any route can return, for every route.
 pub(super) fn describe_common_errors(api: &mut OpenApi) {
     let common = [
-        (
-            StatusCode::UNAUTHORIZED,
-            "An API key is required and was not sent, or is wrong",
-        ),
+        (StatusCode::UNAUTHORIZED, "The API key is missing or wrong"),
         (
             StatusCode::FORBIDDEN,
-            "The server has no API keys, and the request was made for another site",
+            "The server has no API keys, and the request comes from another site",
         ),
         (
             StatusCode::INTERNAL_SERVER_ERROR,
-            "A failure of the server; its log says more",
+            "Internal error; see the server's log",
         ),
         (
             StatusCode::SERVICE_UNAVAILABLE,
-            "The service cannot answer now; see Retry-After",
+            "The service is unavailable; see Retry-After",
         ),
     ];
-    let too_large = (
-        StatusCode::PAYLOAD_TOO_LARGE,
-        "The request body is larger than allowed",
-    );
+    let too_large = (StatusCode::PAYLOAD_TOO_LARGE, "The request body is too large");
     let encoded = (
         StatusCode::UNSUPPORTED_MEDIA_TYPE,
-        "The request body is compressed, which is not understood",
+        "The request body is compressed, which is not supported",
     );
-    let bad_request = (
-        StatusCode::BAD_REQUEST,
-        "The request is not as it has to be; the detail says what to change",
-    );
+    let bad_request = (StatusCode::BAD_REQUEST, "Invalid request; see `detail`");
     const OPEN: [&str; 3] = ["/health", "/livez", "/readyz"];
     for (path, item) in &mut api.paths.paths {
         let operations = [&mut item.get, &mut item.post, &mut item.put, &mut item.delete];
@@ -147,8 +160,19 @@ pub(super) fn describe_common_errors(api: &mut OpenApi) {
 mod tests {
     use super::*;
 
+    #[test]
+    fn label_values_come_from_fixed_sets() {
+        assert_eq!(method_label(&Method::DELETE), "DELETE");
+        for invented in ["BREW", "get", "M-SEARCH"] {
+            let method = Method::from_bytes(invented.as_bytes()).unwrap();
+            assert_eq!(method_label(&method), "other");
+        }
+        assert_eq!(status_label(StatusCode::NOT_FOUND), "404");
+        assert_eq!(status_label(StatusCode::from_u16(799).unwrap()), "other");
+    }
+
     #[tokio::test]
-    async fn what_a_panic_says_is_for_the_log_alone() {
+    async fn the_message_of_a_panic_is_not_in_the_response() {
         for panic in [
             Box::new("the key is canary") as Box<dyn Any + Send>,
             Box::new("the key is canary".to_owned()),

@@ -1,8 +1,8 @@
-//! Bodies that were answered before they were read to their end.
+//! Request bodies that are answered before they are read completely.
 //!
-//! Closing a connection with unread bytes makes the system reset it, and a reset can overtake the
-//! answer: the client would see a broken connection instead of the 401, 413 or 503 that says what to
-//! do. So what nobody wanted is read and thrown away for a moment, beside the answer.
+//! Closing a connection with unread bytes makes the system reset it, and the reset can overtake the
+//! response: the client would see a broken connection instead of a 401, 413 or 503. So the rest of the
+//! body is read and discarded for a short time while the response is sent.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -13,20 +13,20 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A request's body that is read to its end even when its handler does not want it.
+/// A request body whose unread rest is discarded when it is dropped.
 pub(super) struct DrainedBody {
     inner: Option<Incoming>,
-    /// A client that waits for `100 Continue` has sent nothing yet, and reading would invite it to.
-    waits_for_invitation: bool,
+    /// A client that waits for `100 Continue` has sent nothing yet, and reading would make it send.
+    expects_continue: bool,
 }
 
 pub(super) fn drained(request: hyper::Request<Incoming>) -> hyper::Request<DrainedBody> {
-    let waits_for_invitation = request.headers().contains_key(header::EXPECT);
+    let expects_continue = request.headers().contains_key(header::EXPECT);
     request.map(|inner| DrainedBody {
         inner: Some(inner),
-        waits_for_invitation,
+        expects_continue,
     })
 }
 
@@ -64,12 +64,12 @@ impl Drop for DrainedBody {
         let Some(mut rest) = self.inner.take() else {
             return;
         };
-        if rest.is_end_stream() || self.waits_for_invitation {
+        if rest.is_end_stream() || self.expects_continue {
             return;
         }
         // Dropped outside of a runtime only when the program ends.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(tokio::time::timeout(PATIENCE, async move {
+            runtime.spawn(tokio::time::timeout(DRAIN_TIMEOUT, async move {
                 while let Some(Ok(_)) = rest.frame().await {}
             }));
         }

@@ -1,4 +1,4 @@
-//! The port, the data directory and the database in it.
+//! Checks of the port, the data directory and the database.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
@@ -22,7 +22,7 @@ pub(super) fn port(settings: &Settings) -> Check {
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Check::warn(
             "Port",
             format!(
-                "{address} is in use: if not by this service, stop the other program or choose another --port"
+                "{address} is in use: if not by this server, stop the other program or choose another --port"
             ),
         ),
         Err(error) => Check::fail(
@@ -32,7 +32,7 @@ pub(super) fn port(settings: &Settings) -> Check {
     }
 }
 
-/// Checks the store, and gives the collections for further checks where it can be looked into.
+/// Checks the store, and returns its collections for further checks if it can be inspected.
 pub(super) async fn store(settings: &Settings) -> (Vec<Check>, Vec<InspectedCollection>) {
     match &settings.store {
         StoreLocation::Embedded(path) => {
@@ -65,7 +65,7 @@ pub(super) async fn store(settings: &Settings) -> (Vec<Check>, Vec<InspectedColl
                 Ok(store) => in_chroma(&store).await.map_err(|error| error.to_string()),
                 Err(error) => Err(error.to_string()),
             };
-            // What agents remember is beside the records.
+            // Agent memory is stored with the records.
             let (database, mut collections) = database(data_dir);
             let check = match answered {
                 Ok(found) => {
@@ -178,7 +178,7 @@ fn free_bytes(_: &Path) -> Option<u64> {
 
 const RESTORE: &str = "stop the server and restore the data directory from a backup";
 
-/// A file that is out of reach needs other hands than one that is damaged.
+/// The fix for a file that cannot be accessed differs from that for a damaged one.
 fn unusable(error: &ragstone_store::Error) -> String {
     match error {
         ragstone_store::Error::Damaged(_) => format!("it cannot be read ({error}): {RESTORE}"),
@@ -195,12 +195,12 @@ fn unusable(error: &ragstone_store::Error) -> String {
                     )
                 }
                 ErrorKind::IsADirectory => {
-                    format!("{path} is a directory where a file should be: move it away")
+                    format!("{path} is a directory, but must be a file: move it away")
                 }
-                _ => format!("{path} cannot be opened ({reason}): look after this file and its disk"),
+                _ => format!("{path} cannot be opened ({reason}): check this file and its disk"),
             }
         }
-        _ => format!("it cannot be read ({error}): look after the permissions of its files and the disk"),
+        _ => format!("it cannot be read ({error}): check the permissions of its files and the disk"),
     }
 }
 
@@ -211,7 +211,7 @@ fn database(path: &Path) -> (Check, Vec<InspectedCollection>) {
     }
     match inspect(path) {
         Ok(None) => (
-            Check::skip(name, "there is none yet; the first start makes it"),
+            Check::skip(name, "there is none yet; the first start creates it"),
             Vec::new(),
         ),
         Err(error) => (Check::fail(name, unusable(&error)), Vec::new()),
@@ -226,8 +226,8 @@ fn database(path: &Path) -> (Check, Vec<InspectedCollection>) {
             (Check::fail(name, message), found.collections)
         }
         Ok(Some(found)) if found.schema == 0 => {
-            let message = "the file is there and empty, and the next start begins anew: \
-                           if there was data in it, restore the data directory from a backup";
+            let message = "the file is empty, so the next start creates a new database: \
+                           if it had data, restore the data directory from a backup";
             (Check::warn(name, message), Vec::new())
         }
         Ok(Some(found)) => {
@@ -249,9 +249,9 @@ fn database(path: &Path) -> (Check, Vec<InspectedCollection>) {
 mod tests {
     use super::*;
 
-    /// Whoever may do everything, as tests sometimes may, cannot be denied a file.
+    /// Tests may run as root, who is never denied a file.
     #[test]
-    fn files_out_of_reach_are_told_from_damaged_ones() {
+    fn inaccessible_files_are_distinguished_from_damaged_ones() {
         let out_of_reach = |kind: ErrorKind| {
             unusable(&ragstone_store::Error::Directory {
                 path: "/data/ragstone.lock".into(),

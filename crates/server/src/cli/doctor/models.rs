@@ -1,4 +1,4 @@
-//! The models that run in this process, and those behind providers that collections name.
+//! Checks of models in this process and of those served by providers.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,9 +21,9 @@ pub(super) fn embeddings(settings: &Settings, stored: &[InspectedCollection]) ->
     let name = "Embedding models";
     let path = match &settings.embeddings {
         EmbeddingsChoice::File(path) => path,
-        EmbeddingsChoice::None => return vec![Check::skip(name, "none, as --no-embeddings says")],
+        EmbeddingsChoice::None => return vec![Check::skip(name, "disabled by --no-embeddings")],
         EmbeddingsChoice::Unset => {
-            let message = "no file is named; `serve` needs --embeddings-config FILE, or --no-embeddings";
+            let message = "no file is named; `serve` requires --embeddings-config FILE or --no-embeddings";
             return vec![Check::skip(name, message)];
         }
     };
@@ -68,14 +68,14 @@ fn embedding_model(entry: &ModelEntry, settings: &Settings, stored: &[InspectedC
         Some((collection, dimensions)) => Check::fail(
             name,
             format!(
-                "collection '{collection}' names it and holds vectors of {dimensions} dimensions, it makes {width}: name the model that made them, or ingest the collection again"
+                "it has {width} dimensions, but the vectors of collection '{collection}' have {dimensions}: configure the model that made them, or ingest the collection again"
             ),
         ),
         None => Check::pass(name, message),
     }
 }
 
-/// Whether a model behind a provider is configured as it has to be.
+/// Checks the configuration of a model served by a provider.
 fn configured(entry: &RemoteEntry, settings: &Settings) -> Result<(), String> {
     match settings.providers.get(&entry.provider) {
         Some(service) if service.provider_type == CONTRACT_TYPE => {
@@ -94,7 +94,7 @@ pub(super) fn of_embedding_service(
     let client = ContractClient::from_entry(&entry.provider, service, &config::process_env)
         .map_err(|error| error.to_string())?;
     let settings = contract_settings(entry)
-        .ok_or("it lacks 'version', the one that the embedding service answers with")?;
+        .ok_or("'version' is required: the version in the answers of the embedding service")?;
     Ok((client, settings))
 }
 
@@ -113,7 +113,7 @@ pub(super) fn remote_embedder(
     )
 }
 
-/// The width of what a model makes, where that can be told.
+/// The dimensions of a model, if its files are usable.
 pub(super) fn width(entry: &ModelEntry) -> Option<usize> {
     match entry {
         ModelEntry::Remote(remote) => Some(remote.dimensions),
@@ -127,7 +127,7 @@ pub(super) fn width(entry: &ModelEntry) -> Option<usize> {
 pub(super) fn cross_encoder(settings: &Settings) -> Check {
     let name = "Cross-encoder";
     let source = match &settings.cross_encoder {
-        None => return Check::skip(name, "none is configured; reranking is off"),
+        None => return Check::skip(name, "not configured; reranking is disabled"),
         Some(CrossEncoderChoice::Directory(path)) => ModelSource::Directory(path.clone()),
         Some(CrossEncoderChoice::Hub(id)) => ModelSource::parse(id),
     };
@@ -138,7 +138,7 @@ pub(super) fn cross_encoder(settings: &Settings) -> Check {
     }
 }
 
-/// The files of a model, and what looking at them told.
+/// The state of a model's files, with the result of inspecting them.
 enum Files<T> {
     Sound(String, T),
     NotYet(String),
@@ -148,7 +148,7 @@ enum Files<T> {
 fn files<T>(source: &ModelSource, look: impl Fn(&Path) -> Result<T, LoadError>) -> Files<T> {
     match source {
         ModelSource::Directory(path) => match look(path) {
-            Ok(told) => Files::Sound(format!("{} is complete", path.display()), told),
+            Ok(facts) => Files::Sound(format!("{} is complete", path.display()), facts),
             Err(error) => Files::Wrong(format!(
                 "{error}: put the model's files there, or correct the path"
             )),
@@ -165,13 +165,13 @@ fn files<T>(source: &ModelSource, look: impl Fn(&Path) -> Result<T, LoadError>) 
             };
             let Some(path) = cached else {
                 return Files::NotYet(format!(
-                    "{id} is not in the cache: the next start downloads it, or fetch it now with `ragstone models pull {id}`"
+                    "{id} is not in the cache: the next start downloads it, or download it now with `ragstone models pull {id}`"
                 ));
             };
             match look(&path) {
-                Ok(told) => Files::Sound(format!("{id} is in the cache, at {}", path.display()), told),
+                Ok(facts) => Files::Sound(format!("{id} is in the cache, at {}", path.display()), facts),
                 Err(error) => Files::Wrong(format!(
-                    "{error}: fetch it anew with `ragstone models remove {id}` and `ragstone models pull {id}`"
+                    "{error}: download it again with `ragstone models remove {id}` and `ragstone models pull {id}`"
                 )),
             }
         }

@@ -1,4 +1,4 @@
-//! What is reached over the network: providers of embeddings and chat, and RAG services.
+//! Checks of providers of embeddings and chat, and of RAG services.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,8 +26,8 @@ use crate::config::{self, EmbeddingsChoice, Settings};
 
 const EMBEDDING: &str = "Embedding / RAG";
 const CHAT: &str = "Chat";
-/// Whoever waits for the doctor waits no longer than this for anybody else.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time for a provider or service to answer.
+const ONLINE_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) fn embedding(settings: &Settings, stored: &[InspectedCollection]) -> Check {
     let config = &settings.embedding;
@@ -42,19 +42,19 @@ pub(super) fn embedding(settings: &Settings, stored: &[InspectedCollection]) -> 
         Resolution::Disabled if config.provider.is_empty() => {
             return Check::skip(
                 EMBEDDING,
-                "not configured; to embed agent memory set embedding.providerID or embedding.provider",
+                "not configured; set embedding.providerID or embedding.provider to embed agent memory",
             );
         }
         Resolution::Disabled => {
             let message = format!(
-                "embedding.provider is '{}', which turns embedding off: set it to 'local' or '{IN_PROCESS}', or set embedding.providerID",
+                "embedding.provider is '{}', which is unknown and disables embedding: set it to 'local' or '{IN_PROCESS}', or set embedding.providerID",
                 config.provider
             );
             return Check::warn(EMBEDDING, message);
         }
         Resolution::UnknownProvider => {
             let message = format!(
-                "embedding.providerID is '{}', which is not among providers ({}): add it there or correct it",
+                "embedding.providerID is '{}', which is not one of providers ({}): add it there or correct it",
                 config.provider_id,
                 known(settings)
             );
@@ -62,7 +62,7 @@ pub(super) fn embedding(settings: &Settings, stored: &[InspectedCollection]) -> 
         }
         Resolution::NotOffered { provider_type } => {
             let message = format!(
-                "provider '{}' is of type '{provider_type}', which offers no embeddings: use one of type openai, gemini, google or ollama",
+                "provider '{}' is of type '{provider_type}', which has no embeddings: use one of type openai, gemini, google or ollama",
                 config.provider_id
             );
             return Check::fail(EMBEDDING, message);
@@ -72,7 +72,7 @@ pub(super) fn embedding(settings: &Settings, stored: &[InspectedCollection]) -> 
     let embedder = match from_config(config, &settings.providers, &config::process_env) {
         Ok(Some(embedder)) => embedder,
         Ok(None) => return Check::skip(EMBEDDING, "not configured"),
-        Err(error) => return Check::fail(EMBEDDING, mend(&error)),
+        Err(error) => return Check::fail(EMBEDDING, with_fix(&error)),
     };
     let info = embedder.info();
     let width = info.identity.dimensions;
@@ -85,14 +85,12 @@ pub(super) fn embedding(settings: &Settings, stored: &[InspectedCollection]) -> 
     match (config.dimensions, other) {
         (None, other) => {
             let conflict = other.map_or_else(String::new, |stored| {
-                format!(
-                    ", but stored vectors have {stored}, and the next start would embed all of memory again"
-                )
+                format!(", but stored vectors have {stored}, so the next start embeds all of memory again")
             });
             Check::warn(
                 EMBEDDING,
                 format!(
-                    "embedding.dimensions is not set, so {width} is assumed ({facts}){conflict}: set it to what the model makes"
+                    "embedding.dimensions is not set, so {width} is assumed ({facts}){conflict}: set it to the dimensions of the model"
                 ),
             )
         }
@@ -111,12 +109,12 @@ fn of_memory(stored: &[InspectedCollection]) -> impl Iterator<Item = &InspectedC
         .filter(move |collection| is_memory(&collection.name))
 }
 
-/// The width of stored memory, where it is another one.
+/// The dimensions of stored memory, if they differ.
 fn other_width(stored: &[InspectedCollection], width: usize) -> Option<usize> {
     of_memory(stored).find_map(|collection| collection.dimensions.filter(|stored| *stored != width))
 }
 
-/// The version of the model that made the vectors of memory, where it is another one.
+/// The version of the model that made the vectors of memory, if it differs.
 fn other_model<'a>(stored: &'a [InspectedCollection], version: &str) -> Option<&'a str> {
     of_memory(stored)
         .filter(|collection| collection.dimensions.is_some())
@@ -128,7 +126,7 @@ fn embeds_again(facts: &str, stored: &str) -> Check {
     Check::warn(
         EMBEDDING,
         format!(
-            "{facts}, but stored vectors {stored}: the next start embeds all of memory again; set model and dimensions back if that is not meant"
+            "{facts}, but stored vectors {stored}: the next start embeds all of memory again; set model and dimensions back if this is not intended"
         ),
     )
 }
@@ -139,7 +137,7 @@ fn in_process(settings: &Settings, stored: &[InspectedCollection]) -> Check {
     let EmbeddingsChoice::File(path) = &settings.embeddings else {
         return Check::fail(
             EMBEDDING,
-            "embedding.provider is 'in-process', and no models are configured: name them with --embeddings-config",
+            "embedding.provider is 'in-process', but no models are configured: pass --embeddings-config",
         );
     };
     let models = match EmbeddingsConfig::from_file(path) {
@@ -155,7 +153,7 @@ fn in_process(settings: &Settings, stored: &[InspectedCollection]) -> Check {
     else {
         let ids: Vec<&str> = models.iter().map(ModelEntry::id).collect();
         let message = format!(
-            "embedding.model is '{wanted}', and the models are {}: use one of these",
+            "embedding.model is '{wanted}', which is not configured: use one of {}",
             ids.join(", ")
         );
         return Check::fail(EMBEDDING, message);
@@ -166,7 +164,7 @@ fn in_process(settings: &Settings, stored: &[InspectedCollection]) -> Check {
         (Some(width), Some(wanted)) if wanted != width => Check::fail(
             EMBEDDING,
             format!(
-                "embedding.dimensions is {wanted}, {facts} makes {width}: leave it out or set it to {width}"
+                "embedding.dimensions is {wanted}, but {facts} has {width}: leave it out or set it to {width}"
             ),
         ),
         _ => match width.and_then(|width| other_width(stored, width)) {
@@ -182,8 +180,8 @@ pub(super) fn chat(settings: &Settings) -> Check {
     };
     match chat::from_config(config, &settings.providers, &config::process_env) {
         Ok(model) => {
-            let unused = if remembers_in_vain(settings) {
-                "; memory is embedded, and put into no chat: to have that set embedding.rag.enabled to true"
+            let unused = if memory_is_unused(settings) {
+                "; chats get no context from agent memory: set embedding.rag.enabled to true to add it"
             } else {
                 ""
             };
@@ -196,18 +194,18 @@ pub(super) fn chat(settings: &Settings) -> Check {
                 ),
             )
         }
-        Err(error) => Check::fail(CHAT, mend(&error)),
+        Err(error) => Check::fail(CHAT, with_fix(&error)),
     }
 }
 
-fn remembers_in_vain(settings: &Settings) -> bool {
+fn memory_is_unused(settings: &Settings) -> bool {
     let embedding = &settings.embedding;
     let embeds = is_in_process(embedding)
         || matches!(resolve(embedding, &settings.providers), Resolution::Found { .. });
     embeds && !embedding.rag.enabled
 }
 
-/// Types that nobody knows and keys that cannot be looked up. What nothing uses is no failure.
+/// Warns of unknown types and keys that cannot be looked up. Entries in use fail their own check.
 pub(super) fn entries(settings: &Settings) -> Vec<Check> {
     settings
         .providers
@@ -219,7 +217,7 @@ pub(super) fn entries(settings: &Settings) -> Vec<Check> {
                 .err()
                 .filter(|_| entry.provider_type != CONTRACT_TYPE);
             let error = unknown.or_else(|| entry.api_key.as_ref().and_then(resolve))?;
-            Some(Check::warn(format!("Provider {id}"), mend(&error)))
+            Some(Check::warn(format!("Provider {id}"), with_fix(&error)))
         })
         .collect()
 }
@@ -239,26 +237,26 @@ pub(super) async fn services(settings: &Settings, reach: Reach) -> Vec<Check> {
         async move {
             let title = format!("Service {name}");
             if let Err(error) = check_service_name(name) {
-                return Check::fail(title, mend(&error));
+                return Check::fail(title, with_fix(&error));
             }
             if service.provider == LOCAL {
-                return Check::pass(title, "the collections of this server itself");
+                return Check::pass(title, "the collections of this server");
             }
             let backend = match connected {
                 Ok(connected) => gateway::backend(connected, &Arc::default(), &QueryVectors::default()),
-                Err(error) => return Check::fail(title, mend(&error.under(&format!("services.{name}")))),
+                Err(error) => return Check::fail(title, with_fix(&error.under(&format!("services.{name}")))),
             };
             if reach == Reach::Offline {
-                return Check::pass(title, "configured; whether it answers is checked with --online");
+                return Check::pass(title, "configured; use --online to check that it answers");
             }
-            let Ok(health) = tokio::time::timeout(PATIENCE, backend.health()).await else {
+            let Ok(health) = tokio::time::timeout(ONLINE_TIMEOUT, backend.health()).await else {
                 return Check::fail(title, format!("{}: start it, or correct its url", late()));
             };
             match health.status {
                 HealthStatus::Healthy => {
                     Check::pass(title, format!("answers in {:.0} ms", health.latency_ms))
                 }
-                HealthStatus::Degraded => Check::warn(title, format!("{}: look at its log", health.message)),
+                HealthStatus::Degraded => Check::warn(title, format!("{}: see its log", health.message)),
                 HealthStatus::Unhealthy => Check::fail(
                     title,
                     format!("{}: start it, or correct its url or auth", health.message),
@@ -269,12 +267,12 @@ pub(super) async fn services(settings: &Settings, reach: Reach) -> Vec<Check> {
     futures::future::join_all(checks).await
 }
 
-/// Asks the providers in use for the least they can do.
+/// Sends a minimal request to every provider in use.
 pub(super) async fn online(settings: &Settings, reach: Reach) -> Vec<Check> {
     const NAMES: [&str; 2] = ["Embedding provider", "Chat provider"];
     if reach == Reach::Offline {
         return NAMES
-            .map(|name| Check::skip(name, "not asked; use --online"))
+            .map(|name| Check::skip(name, "not checked; use --online"))
             .into();
     }
     let (embedding, chat, models) = futures::join!(
@@ -302,7 +300,7 @@ async fn ask_memory_embedder(settings: &Settings) -> Option<Asked> {
     Some(ask_embedder(embedder.as_ref()).await)
 }
 
-/// The models of `embeddings.yml` that are behind providers.
+/// Checks the models of the embeddings file that providers serve.
 async fn ask_models(settings: &Settings) -> Vec<(String, Asked)> {
     let EmbeddingsChoice::File(path) = &settings.embeddings else {
         return Vec::new();
@@ -319,7 +317,7 @@ async fn ask_models(settings: &Settings) -> Vec<(String, Asked)> {
     futures::future::join_all(asking).await
 }
 
-/// `None` where it is not configured as it has to be, which another check says.
+/// `None` if its configuration is invalid, which another check reports.
 fn ask_model(entry: &RemoteEntry, settings: &Settings) -> Option<BoxFuture<'static, Asked>> {
     match settings.providers.get(&entry.provider) {
         Some(service) if service.provider_type == CONTRACT_TYPE => {
@@ -342,7 +340,7 @@ async fn ask_embedder(embedder: &dyn Embedder) -> Asked {
 }
 
 async fn answered<T>(asking: impl Future<Output = Result<T, ModelError>>, dimensions: usize) -> Asked {
-    match tokio::time::timeout(PATIENCE, asking).await {
+    match tokio::time::timeout(ONLINE_TIMEOUT, asking).await {
         Ok(Ok(_)) => Ok(format!("answers with {dimensions} dimensions")),
         Ok(Err(ModelError::Remote(failure))) => Err(failure.reason),
         Ok(Err(error)) => Err(error.to_string()),
@@ -354,7 +352,7 @@ async fn ask_chat(settings: &Settings) -> Option<Asked> {
     let model = chat::from_config(settings.chat.as_ref()?, &settings.providers, &config::process_env).ok()?;
     let request = ChatRequest::new(vec![Message::new("user", "Say ok.")]);
     Some(
-        match tokio::time::timeout(PATIENCE, model.complete(request)).await {
+        match tokio::time::timeout(ONLINE_TIMEOUT, model.complete(request)).await {
             Ok(Ok(_)) => Ok(format!("{} answers", model.model())),
             Ok(Err(error)) => Err(error.to_string()),
             Err(_) => Err(late()),
@@ -363,7 +361,7 @@ async fn ask_chat(settings: &Settings) -> Option<Asked> {
 }
 
 fn late() -> String {
-    format!("no answer within {} s", PATIENCE.as_secs())
+    format!("no answer within {} s", ONLINE_TIMEOUT.as_secs())
 }
 
 fn known(settings: &Settings) -> String {
@@ -375,7 +373,7 @@ fn known(settings: &Settings) -> String {
     }
 }
 
-fn mend(error: &ConfigError) -> String {
+fn with_fix(error: &ConfigError) -> String {
     let hint = match error {
         ConfigError::MissingKey { provider } => {
             format!("set providers.{provider}.apiKey, for example to ${{ENV_NAME}}")
@@ -383,7 +381,9 @@ fn mend(error: &ConfigError) -> String {
         ConfigError::MissingVariable { variable, .. } => {
             format!("set {variable} in the environment of the server")
         }
-        ConfigError::Unknown { .. } | ConfigError::NotOffered { .. } => "use one that is known".to_owned(),
+        ConfigError::Unknown { .. } | ConfigError::NotOffered { .. } => {
+            "use one of the known ones".to_owned()
+        }
         ConfigError::Field { .. } | ConfigError::Client(_) | ConfigError::Several(_) => {
             "correct the configuration file".to_owned()
         }

@@ -1,4 +1,4 @@
-//! What was measured: tables for people, JSON for programs, runs for other evaluators.
+//! Output of measurements: tables for people, JSON for programs, TREC runs for other evaluators.
 
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -9,7 +9,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use ragstone_search::evaluate::{DEPTH, Group, Half, ModeResult, Setting};
 use serde_json::{Value, json};
 
-/// What the figures are about.
+/// The subject of the figures.
 pub(super) struct Facts<'a> {
     pub(super) model: &'a str,
     pub(super) documents: usize,
@@ -123,8 +123,8 @@ fn group_json(group: &Group) -> Value {
     json!({"turns": group.name, "count": group.turns, "ndcg@10": rows})
 }
 
-/// A file `dense.run`, `hybrid-reranked.run`, … that evaluators of other people can read. The score is
-/// made of the rank, because the order is what a client gets.
+/// Writes `dense.run`, `hybrid-reranked.run`, … for other evaluators. The score is derived from the rank,
+/// because clients get the order only.
 pub(super) fn write_run(folder: &Path, result: &ModeResult) -> anyhow::Result<()> {
     let name = setting_name(result.setting).replace(", ", "-");
     let path = folder.join(format!("{name}.run"));
