@@ -4,6 +4,7 @@
 //! program knows nothing of reach a provider that does. Only what is read or changed on the way has
 //! a name here.
 
+use std::collections::HashSet;
 use std::fmt;
 
 use async_trait::async_trait;
@@ -83,11 +84,14 @@ impl<'de> Deserialize<'de> for SentFields {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<SentFields, A::Error> {
                 let mut fields: Vec<(String, Box<RawValue>)> = Vec::new();
-                while let Some((name, value)) = map.next_entry()? {
-                    // Of a field that comes twice the last counts, as everywhere.
-                    fields.retain(|(known, _)| *known != name);
-                    fields.push((name, value));
+                while let Some(field) = map.next_entry()? {
+                    fields.push(field);
                 }
+                // The last of several fields with one name counts.
+                let mut seen = HashSet::new();
+                fields.reverse();
+                fields.retain(|(name, _)| seen.insert(name.clone()));
+                fields.reverse();
                 Ok(SentFields(fields))
             }
         }
@@ -217,11 +221,12 @@ impl Serialize for RequestBody<'_> {
         map.serialize_entry("model", self.model)?;
         map.serialize_entry("messages", &self.request.messages)?;
         let sent = &self.request.sent;
+        let names: HashSet<&str> = sent.iter().map(|(name, _)| name.as_str()).collect();
         for (name, text) in sent.iter().filter(|(name, _)| name != "stream") {
             map.serialize_entry(name, &text.0)?;
         }
         for (name, value) in &self.request.options {
-            if name != "stream" && sent.iter().all(|(sent, _)| sent != name) {
+            if name != "stream" && !names.contains(name.as_str()) {
                 map.serialize_entry(name, value)?;
             }
         }

@@ -15,7 +15,7 @@ use super::Delivery;
 use super::answer::{self, AnswerHead, Said, Usage};
 use super::tools::{self, Choice, Format, Tools};
 use super::translate::{self, refuse};
-use super::turns::{Image, Part, Speaker, Turn, Turns, turns};
+use super::turns::{Arguments, Image, Part, Speaker, Turn, Turns, turns};
 use crate::http::{Call, ServiceClient};
 
 const API_VERSION: &str = "2023-06-01";
@@ -35,8 +35,35 @@ pub(super) struct AnthropicChat {
 struct Body {
     #[serde(flatten)]
     fields: Metadata,
+    messages: Vec<WireMessage>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tools: Vec<Tool>,
+}
+
+#[derive(Serialize)]
+struct WireMessage {
+    role: &'static str,
+    content: Content,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Content {
+    Text(String),
+    Blocks(Vec<WireBlock>),
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum WireBlock {
+    Plain(Value),
+    Call {
+        #[serde(rename = "type")]
+        kind: &'static str,
+        id: String,
+        name: String,
+        input: Arguments,
+    },
 }
 
 #[derive(Serialize)]
@@ -72,7 +99,7 @@ impl AnthropicChat {
         );
         let ids = wire_ids(&turns);
         let messages = turns.turns.iter().map(|turn| message(turn, &ids, provider));
-        set("messages", messages.collect::<Result<Vec<_>, _>>()?.into());
+        let messages = messages.collect::<Result<Vec<_>, _>>()?;
         let offered = Offered::new(tools::tools(request)?, tools::format(request)?, &turns)?;
         set(
             "max_tokens",
@@ -96,6 +123,7 @@ impl AnthropicChat {
         }
         let body = Body {
             fields,
+            messages,
             tools: offered.tools,
         };
         Ok(Translated {
@@ -197,22 +225,23 @@ fn wire_ids(turns: &Turns) -> Vec<String> {
         .collect()
 }
 
-fn message(turn: &Turn, ids: &[String], provider: &str) -> Result<Value, ChatError> {
+fn message(turn: &Turn, ids: &[String], provider: &str) -> Result<WireMessage, ChatError> {
     let role = match turn.speaker {
         Speaker::User => "user",
         Speaker::Assistant => "assistant",
     };
-    if let [Part::Text(text)] = turn.parts.as_slice() {
-        return Ok(json!({"role": role, "content": text}));
-    }
-    let blocks = turn.parts.iter().map(|part| block(part, ids, provider));
-    let blocks = blocks.collect::<Result<Vec<_>, _>>()?;
-    Ok(json!({"role": role, "content": blocks}))
+    let content = if let [Part::Text(text)] = turn.parts.as_slice() {
+        Content::Text(text.clone())
+    } else {
+        let blocks = turn.parts.iter().map(|part| block(part, ids, provider));
+        Content::Blocks(blocks.collect::<Result<_, _>>()?)
+    };
+    Ok(WireMessage { role, content })
 }
 
-fn block(part: &Part, ids: &[String], provider: &str) -> Result<Value, ChatError> {
-    let id = |number: usize| ids.get(number).map(String::as_str).unwrap_or_default();
-    Ok(match part {
+fn block(part: &Part, ids: &[String], provider: &str) -> Result<WireBlock, ChatError> {
+    let id = |number: usize| ids.get(number).cloned().unwrap_or_default();
+    let plain = match part {
         Part::Text(text) => json!({"type": "text", "text": text}),
         Part::Image(Image::Inline { media_type, base64 }) if IMAGES.contains(&media_type.as_str()) => {
             json!({"type": "image", "source": {"type": "base64", "media_type": media_type, "data": base64}})
@@ -226,12 +255,18 @@ fn block(part: &Part, ids: &[String], provider: &str) -> Result<Value, ChatError
             )));
         }
         Part::Call(call) => {
-            json!({"type": "tool_use", "id": id(call.number), "name": call.name, "input": call.arguments})
+            return Ok(WireBlock::Call {
+                kind: "tool_use",
+                id: id(call.number),
+                name: call.name.clone(),
+                input: call.arguments.clone(),
+            });
         }
         Part::Result { number, text, .. } => {
             json!({"type": "tool_result", "tool_use_id": id(*number), "content": text})
         }
-    })
+    };
+    Ok(WireBlock::Plain(plain))
 }
 
 fn finish_reason(stop_reason: Option<&str>, calls: usize) -> &'static str {

@@ -3,6 +3,7 @@
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
 use ragstone_core::chat::{ChatError, ChatStream};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::http::{ByteStream, ServiceClient};
@@ -39,17 +40,26 @@ pub(super) fn events(
     .boxed()
 }
 
-pub(super) fn json(client: &ServiceClient, event: &Event) -> Result<Value, ChatError> {
+pub(super) fn json<T: DeserializeOwned>(client: &ServiceClient, event: &Event) -> Result<T, ChatError> {
     serde_json::from_str(&event.data).map_err(|e| {
         client
-            .bad_answer(format!("an event of its stream is not JSON ({e})"))
+            .bad_answer(format!(
+                "an event of its stream is not the JSON that was expected ({e})"
+            ))
             .into()
     })
 }
 
-/// What an answer says went wrong: a sentence, or an object that has one.
+/// The error that an answer reports.
 pub(super) fn error_in(answer: &Value) -> Option<String> {
-    let error = answer.get("error").filter(|error| !error.is_null())?;
+    error_message(answer.get("error")?)
+}
+
+/// The message of an error: a sentence, or an object that has one.
+pub(super) fn error_message(error: &Value) -> Option<String> {
+    if error.is_null() {
+        return None;
+    }
     let said = error.as_str().or_else(|| error.get("message")?.as_str());
     Some(said.map_or_else(|| error.to_string(), str::to_owned))
 }

@@ -73,7 +73,7 @@ impl Progress {
     }
 
     fn chunks(&mut self, event: &sse::Event) -> Chunks {
-        let data = match sse::json(&self.client, event) {
+        let data: Value = match sse::json(&self.client, event) {
             Ok(data) => data,
             Err(error) => return vec![Err(error)],
         };
