@@ -19,9 +19,9 @@ use super::turns::{Arguments, Image, Part, Speaker, Turn, Turns, turns};
 use crate::http::{Call, ServiceClient};
 
 const API_VERSION: &str = "2023-06-01";
-/// The API wants a limit with every request; this is for callers who give none.
+/// The API requires a limit; this is the default.
 const DEFAULT_MAX_TOKENS: u64 = 4096;
-/// The only kinds of images it takes.
+/// The image types that the API accepts.
 const IMAGES: [&str; 4] = ["image/jpeg", "image/png", "image/gif", "image/webp"];
 
 #[derive(Debug)]
@@ -30,7 +30,8 @@ pub(super) struct AnthropicChat {
     pub(super) model: String,
 }
 
-/// What is sent. Schemas are as the caller wrote them: the model writes in their order.
+/// The body of the request. Schemas stay as the caller wrote them: the model follows the order of their
+/// keys.
 #[derive(Serialize)]
 struct Body {
     #[serde(flatten)]
@@ -74,7 +75,7 @@ struct Tool {
     input_schema: Box<RawValue>,
 }
 
-/// A request as this API has it.
+/// A request in the format of this API.
 struct Translated {
     call: Call,
     /// The tool whose arguments are the answer.
@@ -135,7 +136,7 @@ impl AnthropicChat {
     }
 }
 
-/// The tools the model gets, and which it has to use.
+/// The tools of the request, and which of them the model has to call.
 struct Offered {
     tools: Vec<Tool>,
     choice: Option<Value>,
@@ -143,8 +144,8 @@ struct Offered {
 }
 
 impl Offered {
-    /// There is no JSON mode for all models; a tool that takes the answer as its arguments is one. It is
-    /// left out where the caller wants another tool called.
+    /// Not all models have a JSON mode. A tool that takes the answer as its arguments replaces it, unless
+    /// the caller requires a call of another tool.
     fn new(tools: Tools, format: Format, turns: &Turns) -> Result<Self, ChatError> {
         let answer_schema = match format {
             Format::Text => None,
@@ -186,7 +187,7 @@ impl Offered {
             });
         }
         if offered.is_empty() {
-            // The API wants to know the tools that were called before, also where none may be any more.
+            // The API requires the tools of earlier calls, even if none may be called now.
             let called: BTreeSet<&str> = turns.calls().map(|call| call.name.as_str()).collect();
             for name in called {
                 offered.push(Tool {
@@ -205,7 +206,7 @@ impl Offered {
     }
 }
 
-/// The id of each call, by its number: as it is, where the API takes it and it comes once.
+/// The id of each call, by its number. Ids that the API refuses, or that occur twice, are replaced.
 fn wire_ids(turns: &Turns) -> Vec<String> {
     let mut seen = HashMap::new();
     for call in turns.calls() {
@@ -219,7 +220,6 @@ fn wire_ids(turns: &Turns) -> Vec<String> {
         .calls()
         .map(|call| match seen.get(call.id.as_str()) {
             Some(1) if is_plain(&call.id) => call.id.clone(),
-            // No id of anybody else's.
             _ => format!("ragstone_{}", call.number),
         })
         .collect()
@@ -314,12 +314,12 @@ struct Block {
     id: String,
     #[serde(default)]
     name: String,
-    /// In the order of keys that the model wrote.
+    /// As the model wrote it.
     #[serde(default)]
     input: Option<Box<RawValue>>,
 }
 
-/// What the blocks of an answer say. The arguments of the answer tool stand for any text beside them.
+/// The text and the calls of an answer. The arguments of the answer tool replace any text.
 fn said(blocks: Vec<Block>, answer_tool: Option<&str>) -> Said {
     let mut said = Said::default();
     let mut answer = None;

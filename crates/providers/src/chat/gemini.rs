@@ -17,15 +17,15 @@ use super::turns::{Arguments, Image, Part, Speaker, Turn, turns};
 use crate::http::ServiceClient;
 use crate::model_name::in_google_path;
 
-/// Options of the OpenAI API that this one has under another name.
+/// Options of the OpenAI API that have another name here.
 const RENAMED: [(&str, &str); 3] = [
     ("seed", "seed"),
     ("presence_penalty", "presencePenalty"),
     ("frequency_penalty", "frequencyPenalty"),
 ];
 
-/// Newer models want back with a call what they thought of it. For callers who lost it, or have it from
-/// another model, this is what the API takes in its place.
+/// Newer models require the thought signature of a call. The API accepts this value from callers who lost
+/// it, or have a call of another model.
 const NO_SIGNATURE: &str = "skip_thought_signature_validator";
 
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl GeminiChat {
         Ok(format!("{path}:{method}"))
     }
 
-    /// What is sent, and the tool whose arguments are the answer.
+    /// The body of the request, and the tool whose arguments are the answer.
     fn body(&self, request: &ChatRequest) -> Result<(Body, Option<String>), ChatError> {
         let provider = self.client.service();
         let sampling = translate::sampling(request.options(), &RENAMED.map(|(from, _)| from), provider)?;
@@ -103,7 +103,7 @@ impl GeminiChat {
     }
 }
 
-/// The tools the model gets, which it has to use, and in what form it answers otherwise.
+/// The tools of the request, which of them the model has to call, and the format of its answer.
 struct Offered {
     tools: Vec<ToolBox>,
     calling: Option<Value>,
@@ -112,9 +112,9 @@ struct Offered {
 }
 
 impl Offered {
-    /// Few models take tools together with a form for the answer. With both, a tool that takes the
-    /// answer as its arguments stands for the form; where a tool has to be called there is no answer,
-    /// and where none may be called there are no tools.
+    /// Few models accept tools together with an answer format. With both, a tool that takes the answer
+    /// as its arguments replaces the format. If a tool has to be called there is no answer, and if none
+    /// may be called no tools are sent.
     fn new(tools: Tools, mut format: Format) -> Result<Self, ChatError> {
         let Tools {
             mut functions,
@@ -158,7 +158,8 @@ impl Offered {
     }
 }
 
-/// What is sent. Schemas are as the caller wrote them: the model writes in their order.
+/// The body of the request. Schemas stay as the caller wrote them: the model follows the order of their
+/// keys.
 #[derive(Serialize)]
 struct Body {
     #[serde(flatten)]
@@ -211,7 +212,7 @@ struct ToolBox {
 #[derive(Serialize)]
 struct Declaration {
     name: String,
-    /// The API wants one.
+    /// The API requires one.
     description: String,
     #[serde(rename = "parametersJsonSchema", skip_serializing_if = "Option::is_none")]
     parameters: Option<Box<RawValue>>,
@@ -232,7 +233,7 @@ fn declarations(functions: Vec<tools::Function>) -> Vec<ToolBox> {
     }
 }
 
-/// Whether a model is of those that want back what they thought of a call.
+/// Whether a model requires thought signatures.
 fn wants_signatures(model: &str) -> bool {
     !["gemini-1", "gemini-2"].iter().any(|old| model.contains(old))
 }
@@ -278,7 +279,7 @@ fn contents(turn: &Turn, model: &str, provider: &str) -> Result<Vec<Content>, Ch
         .collect()
 }
 
-/// The API takes objects only, and knows numbers only as floating ones: a text stays what it is.
+/// The API accepts objects only, and reads numbers as floating-point: other text stays text.
 fn response(text: &str) -> Value {
     match serde_json::from_str(text) {
         Ok(object @ Value::Object(_)) if is_exact(&object) => object,
@@ -287,7 +288,7 @@ fn response(text: &str) -> Value {
     }
 }
 
-/// Whether no whole number in it is too large for a floating one.
+/// Whether all integers are exact as floating-point numbers.
 fn is_exact(value: &Value) -> bool {
     const LARGEST: u64 = 1 << 53;
     match value {
@@ -400,20 +401,19 @@ fn read(answer: Answer, client: &ServiceClient) -> Result<Piece, ChatError> {
     })
 }
 
-/// What has been heard of an answer. The API gives its calls no ids, and ends an answer that makes some
-/// as any other.
-struct Heard {
+/// The state of an answer while it is read. The API gives calls no ids and no finish reason of their own.
+struct AnswerState {
     head: AnswerHead,
     answer_tool: Option<String>,
-    /// Only one call was asked for.
+    /// The request allows only one call.
     one_call: bool,
     calls: usize,
     answered: bool,
-    /// Text that is the answer only if the tool for it is not used after all.
+    /// Text that is the answer only if the answer tool is not called.
     held_back: String,
 }
 
-impl Heard {
+impl AnswerState {
     fn new(head: AnswerHead, answer_tool: Option<String>, request: &ChatRequest) -> Self {
         Self {
             head,
@@ -425,7 +425,7 @@ impl Heard {
         }
     }
 
-    /// What a piece says, with the calls that count, named.
+    /// Adds a piece; returns its text and its calls, with ids.
     fn take(&mut self, piece: Said) -> Said {
         let mut said = Said::default();
         if self.answer_tool.is_some() {
@@ -448,7 +448,7 @@ impl Heard {
         said
     }
 
-    /// What is left to say at the end, and why it ended.
+    /// The rest of the text, and the finish reason.
     fn end(&mut self, reason: &'static str) -> (String, &'static str) {
         let rest = match self.answered {
             true => String::new(),
@@ -481,11 +481,11 @@ impl ChatModel for GeminiChat {
             .finish_reason
             .ok_or_else(|| self.client.bad_answer("it has no finished candidate"))?;
         let model = request.model.as_deref().unwrap_or(&self.model);
-        let mut heard = Heard::new(AnswerHead::new(&id, model), answer_tool, &request);
-        let mut said = heard.take(piece.said);
-        let (rest, reason) = heard.end(reason);
+        let mut state = AnswerState::new(AnswerHead::new(&id, model), answer_tool, &request);
+        let mut said = state.take(piece.said);
+        let (rest, reason) = state.end(reason);
         said.text.push_str(&rest);
-        Ok(heard
+        Ok(state
             .head
             .completion(&said, reason, piece.usage.unwrap_or_default()))
     }
@@ -499,7 +499,7 @@ impl ChatModel for GeminiChat {
         let client = self.client.clone();
         let head = AnswerHead::new("", request.model.as_deref().unwrap_or(&self.model));
         let wants_usage = translate::wants_usage(request.options());
-        let mut heard = Heard::new(head.clone(), answer_tool, &request);
+        let mut state = AnswerState::new(head.clone(), answer_tool, &request);
         let mut usage = Usage::default();
         // Some models state a reason in every piece: only the last one counts, at the end.
         let mut reason = None;
@@ -516,8 +516,8 @@ impl ChatModel for GeminiChat {
                 {
                     Ok(piece) => {
                         usage = piece.usage.unwrap_or(usage);
-                        let already = heard.calls;
-                        let said = heard.take(piece.said);
+                        let already = state.calls;
+                        let said = state.take(piece.said);
                         reason = piece.finish_reason.or(reason);
                         if !said.text.is_empty() {
                             chunks.push(Ok(head.text_chunk(&said.text)));
@@ -530,7 +530,7 @@ impl ChatModel for GeminiChat {
                 },
                 None => match reason {
                     Some(reason) => {
-                        let (rest, reason) = heard.end(reason);
+                        let (rest, reason) = state.end(reason);
                         if !rest.is_empty() {
                             chunks.push(Ok(head.text_chunk(&rest)));
                         }

@@ -1,4 +1,4 @@
-//! Services that speak the OpenAI chat protocol: requests and answers pass through as they are.
+//! Services with the OpenAI chat protocol: requests and answers pass through unchanged.
 
 use async_trait::async_trait;
 use futures::StreamExt;
@@ -48,7 +48,7 @@ impl ChatModel for OpenAiChat {
         let client = self.client.clone();
         let mut finished = false;
         let events = sse::events(bytes, client.clone());
-        // Not every service ends with `[DONE]`, but all say why they finished.
+        // Not every service ends with `[DONE]`, but all send a finish reason.
         let end = sse::Event {
             name: String::new(),
             data: String::new(),

@@ -1,4 +1,4 @@
-//! Server-sent events: the text protocol that all these APIs stream with.
+//! Server-sent events, the streaming protocol of all these APIs.
 
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
@@ -64,7 +64,7 @@ pub(super) fn error_message(error: &Value) -> Option<String> {
     Some(said.map_or_else(|| error.to_string(), str::to_owned))
 }
 
-/// Ends a stream after its first error: what comes after it would be a consequence of it.
+/// Ends a stream after its first error.
 pub(super) fn until_error(
     chunks: impl Stream<Item = Result<Value, ChatError>> + Send + 'static,
 ) -> ChatStream {
@@ -77,7 +77,7 @@ pub(super) fn until_error(
         .boxed()
 }
 
-/// Cuts bytes into events, wherever the pieces they arrive in begin and end.
+/// Splits bytes into events, independent of the pieces they arrive in.
 #[derive(Debug, Default)]
 struct Parser {
     buffer: Vec<u8>,
@@ -90,7 +90,7 @@ impl Parser {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next event that is complete, which an empty line makes it. Events without data are none.
+    /// The next complete event: an empty line ends it. Events without data are ignored.
     fn next_event(&mut self) -> Option<Event> {
         while let Some(line) = self.next_line() {
             if line.is_empty() {

@@ -1,4 +1,4 @@
-//! Which tools the model may call, and in what form it is to answer.
+//! The tools that the model may call, and the format of its answer.
 
 use std::collections::HashSet;
 
@@ -14,7 +14,7 @@ use super::translate::{refuse, wrong};
 pub(super) struct Tools {
     pub(super) functions: Vec<Function>,
     pub(super) choice: Choice,
-    /// Several calls in one answer are welcome.
+    /// Whether one answer may have several calls.
     pub(super) parallel: bool,
 }
 
@@ -39,7 +39,7 @@ struct Tool {
 pub(super) enum Choice {
     Auto,
     Never,
-    /// One of them, whichever.
+    /// Any one of them.
     Required,
     This(String),
 }
@@ -49,7 +49,7 @@ pub(super) enum Format {
     Text,
     /// Any JSON object.
     Json,
-    /// JSON that fits this schema, which is as it was written.
+    /// JSON that matches this schema, as the caller wrote it.
     Schema(Box<RawValue>),
 }
 
@@ -116,11 +116,11 @@ fn function(index: usize, tool: &RawValue) -> Result<Function, ChatError> {
         })
 }
 
-/// What the tool is for whose arguments are the answer.
+/// The description of the tool whose arguments are the answer.
 pub(super) const ANSWER_TOOL: &str = "Takes the final answer, in full. Nothing else is shown to the user.";
 const ANY_OBJECT: &str = r#"{"type": "object"}"#;
 
-/// A name for it that no function of the caller has.
+/// A name for it that no function of the caller uses.
 pub(super) fn answer_tool_name(functions: &[Function]) -> String {
     let mut name = "answer".to_owned();
     while functions.iter().any(|function| function.name == name) {

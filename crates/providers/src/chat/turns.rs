@@ -1,4 +1,4 @@
-//! The messages of an OpenAI request as turns of what they are made of.
+//! The messages of an OpenAI request as turns of typed parts.
 
 use ragstone_core::Metadata;
 use ragstone_core::chat::{ChatError, ChatRequest, Message};
@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use super::translate::refuse;
 
-/// A conversation: the system text apart, and user and assistant turns in which neighbours of the
-/// same role are joined, as the APIs want them to alternate.
+/// A conversation: the system text, and alternating turns of user and assistant. Neighbouring messages
+/// of one role are joined, because the APIs require turns to alternate.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Turns {
     pub(super) system: String,
@@ -34,7 +34,7 @@ pub(super) enum Part {
     Text(String),
     Image(Image),
     Call(Call),
-    /// What a tool answered, which one it was, and the number of the call.
+    /// The answer of a tool, with its name and the number of the call.
     Result {
         number: usize,
         name: String,
@@ -48,15 +48,15 @@ pub(super) enum Image {
     Link(String),
 }
 
-/// The model asks for a tool.
+/// A call of a tool.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Call {
-    /// Of the calls of the conversation, from 0.
+    /// Its number in the conversation, from 0.
     pub(super) number: usize,
     pub(super) id: String,
     pub(super) name: String,
     pub(super) arguments: Arguments,
-    /// What Gemini wants back with the call.
+    /// Gemini's thought signature, which it requires back with the call.
     pub(super) signature: Option<String>,
 }
 
@@ -145,7 +145,7 @@ impl Turns {
 }
 
 impl Turn {
-    /// Results in the order of their calls: not every API goes by ids.
+    /// Orders results by their calls: not every API matches them by id.
     fn order_results(&mut self) {
         let number = |part: &Part| match part {
             Part::Result { number, .. } => Some(*number),
@@ -161,7 +161,7 @@ impl Turn {
 }
 
 impl Turns {
-    /// What is blank says nothing, and some APIs refuse it.
+    /// Drops blank text, which some APIs refuse.
     fn add(&mut self, speaker: Speaker, mut parts: Vec<Part>) {
         parts.retain(|part| !matches!(part, Part::Text(text) if text.trim().is_empty()));
         if parts.is_empty() {
@@ -187,7 +187,7 @@ fn append(text: &mut String, more: &str) {
     text.push_str(more);
 }
 
-/// Reads one message. What cannot be translated is refused rather than left out.
+/// Reads one message. Refuses content that cannot be translated instead of dropping it.
 struct Reader<'a> {
     message: &'a Message,
     index: usize,

@@ -1,9 +1,8 @@
 //! The client side of the embedding service contract: an external service that embeds the chunks of
 //! a knowledge base.
 //!
-//! Chunks that are known already must not be sent; that is for the caller, who keeps the ledger.
-//! What the service answers is checked here: each chunk that was sent is embedded once or, where the
-//! service itself found it to be a duplicate, skipped once, and nothing else comes back.
+//! The caller keeps the ledger and sends only new chunks. The answer is checked here: it must embed or
+//! skip every chunk exactly once, and contain nothing else.
 
 use std::collections::HashMap;
 
@@ -20,7 +19,7 @@ use crate::http::{Auth, Call, ClientSettings, ServiceClient};
 pub struct ContractRequest {
     pub knowledgebase_id: String,
     pub chunks: Vec<Chunk>,
-    /// The service's default model where it is absent.
+    /// The service's default model if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_id: Option<String>,
 }
@@ -46,7 +45,7 @@ pub struct ChunkEmbedding {
     pub vector: Vec<f32>,
 }
 
-/// A chunk the service had embedded before, or that came twice.
+/// A chunk that the service had embedded before, or that was sent twice.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SkippedChunk {
     pub chunk_id: String,
@@ -56,7 +55,7 @@ pub struct SkippedChunk {
 #[derive(Debug, Clone, PartialEq)]
 pub struct ContractAnswer {
     pub embeddings: Vec<ChunkEmbedding>,
-    /// The ids of chunks that were skipped.
+    /// The ids of the skipped chunks.
     pub skipped: Vec<String>,
 }
 
@@ -69,7 +68,7 @@ struct RawAnswer {
 #[derive(Debug, Clone)]
 pub struct ContractClient(ServiceClient);
 
-/// The type of an entry of `providers` that is such a service.
+/// The type of these services in `providers`.
 pub const CONTRACT_TYPE: &str = "embedding-service";
 
 impl ContractClient {
@@ -90,17 +89,17 @@ impl ContractClient {
         Ok(Self(ServiceClient::new(settings)?))
     }
 
-    /// The name of the service, as it is configured.
+    /// The configured name of the service.
     pub fn service(&self) -> &str {
         self.0.service()
     }
 
-    /// An error for an answer that makes no sense to who asked.
+    /// The error for an invalid answer.
     pub fn bad_answer(&self, reason: impl Into<String>) -> CallError {
         self.0.bad_answer(reason)
     }
 
-    /// Embeds chunks; of no chunks, without asking the service.
+    /// Embeds chunks. Without chunks, no request is sent.
     pub async fn embed_chunks(&self, request: &ContractRequest) -> Result<ContractAnswer, CallError> {
         if request.chunks.is_empty() {
             return Ok(ContractAnswer {
@@ -156,7 +155,7 @@ fn check(request: &ContractRequest, answer: RawAnswer) -> Result<ContractAnswer,
             return Err("its embeddings are of more than one model".to_owned());
         }
     }
-    // The contract asks for no list of what was skipped: without one, that is what is not there.
+    // The contract requires no list of skipped chunks: without one, the missing chunks were skipped.
     let Some(listed) = answer.skipped else {
         return Ok(ContractAnswer {
             skipped: open.into_keys().map(str::to_owned).collect(),

@@ -7,7 +7,7 @@ use ragstone_core::chat::{ChatRequest, Message};
 use ragstone_core::model::Role;
 use ragstone_core::provider::{CallError, ProviderError};
 use ragstone_providers::chat::{ChatBackend, ChatSettings};
-use ragstone_providers::embedding::{Backend, EmbedderSettings};
+use ragstone_providers::embedding::{EmbedderSettings, EmbeddingBackend};
 use ragstone_providers::http::{Auth, Call, ClientSettings, ServiceClient};
 use serde_json::{Value, json};
 
@@ -110,7 +110,7 @@ async fn a_canary_key_is_shown_nowhere() {
 }
 
 async fn providers_show_nothing(url: &str) {
-    for backend in Backend::ALL {
+    for backend in EmbeddingBackend::ALL {
         let settings = EmbedderSettings {
             id: "m".into(),
             provider: "p".into(),

@@ -1,4 +1,4 @@
-//! An answer of the Messages API as it streams in.
+//! Streamed answers of the Messages API.
 
 use std::collections::HashMap;
 
@@ -24,7 +24,7 @@ pub(super) fn chunks(bytes: ByteStream, mut progress: Progress) -> ChatStream {
     }))
 }
 
-/// What is known of an answer on the way.
+/// The state of an answer while it is read.
 pub(super) struct Progress {
     client: ServiceClient,
     head: AnswerHead,
@@ -32,20 +32,20 @@ pub(super) struct Progress {
     wants_usage: bool,
     /// The tool whose arguments are the answer.
     answer_tool: Option<String>,
-    /// Text that is the answer only if that tool is not used after all.
+    /// Text that is the answer only if that tool is not called.
     held_back: String,
-    /// By the index that the API gives them.
+    /// By the index of the API.
     blocks: HashMap<u64, Block>,
     calls: usize,
     answered: bool,
     ended: bool,
 }
 
-/// A tool that is being called.
+/// A call that is being read.
 struct Block {
-    /// Which call of this answer it is; `None` for the answer itself.
+    /// Its number in this answer; `None` for the answer tool.
     call: Option<usize>,
-    /// Nothing of its arguments has come yet.
+    /// No arguments have been received yet.
     bare: bool,
 }
 
@@ -121,7 +121,7 @@ impl Progress {
         let name = text(data, "/content_block/name");
         let is_answer = self.answer_tool.as_ref() == Some(&name);
         if is_answer && self.answered {
-            // One answer is enough.
+            // Only the first answer counts.
             return Vec::new();
         }
         self.answered |= is_answer;
