@@ -151,3 +151,25 @@ async fn the_doctor_asks_an_embedding_service() {
     assert_eq!(other["status"], "fail", "{other}");
     assert!(other["message"].as_str().unwrap().contains("'other'"), "{other}");
 }
+
+#[tokio::test]
+async fn a_request_whose_answer_was_lost_is_repeated_and_a_knowledge_base_is_deleted() {
+    let server = service().await;
+    let first = embed(&server, "k").await;
+    let chunk = json!({"chunk_id": "1", "content": "x", "content_hash": "h"});
+    let again = json!({"knowledgebase_id": "k", "chunks": [chunk], "include_vectors": true});
+    let skipped = server.post("/embeddings", again).await.ok()["skipped"][0].clone();
+    assert_eq!(skipped["embedding_id"], first["embedding_id"]);
+    assert_eq!(skipped["vector"], first["vector"]);
+    let deleted = server.delete("/embeddings?knowledgebase_id=k").await.ok();
+    assert_eq!(
+        deleted,
+        json!({"status": "deleted", "knowledgebase_id": "k", "deleted": 1})
+    );
+    assert_eq!(
+        embed(&server, "k").await["vector"],
+        first["vector"],
+        "embedded anew"
+    );
+    server.delete("/embeddings").await.refused(400);
+}

@@ -1,4 +1,4 @@
-//! The transfer itself: which files, resuming, verifying, moving into place.
+//! Downloads from the hub: chooses files, resumes transfers, verifies them and moves them into place.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -24,8 +24,8 @@ const TRANSFER_BACKOFF: Backoff = Backoff {
     max_delay: Duration::from_secs(5),
     jitter: 0.25,
 };
-/// The description of a repository; the largest have some thousand files.
-const LARGEST_DESCRIPTION: usize = 16 << 20;
+/// The largest repositories have some thousand files.
+const MAX_DESCRIPTION_BYTES: usize = 16 << 20;
 const DESCRIPTION_TIMEOUT: Duration = Duration::from_secs(20);
 
 const DESCRIPTION_BACKOFF: Backoff = Backoff {
@@ -33,7 +33,7 @@ const DESCRIPTION_BACKOFF: Backoff = Backoff {
     ..TRANSFER_BACKOFF
 };
 
-/// Beside the files of [`SENTENCE_CONFIGS`].
+/// Files to download besides [`SENTENCE_CONFIGS`].
 const WANTED: [&str; 7] = [
     "config.json",
     "tokenizer.json",
@@ -68,7 +68,7 @@ struct Lfs {
 }
 
 impl RemoteFile {
-    /// Weights, and the vocabulary, which may have many megabytes.
+    /// Weights, and the tokenizer, which may have many megabytes.
     fn is_heavy(&self) -> bool {
         self.name.ends_with(".safetensors") || self.name.ends_with("tokenizer.json")
     }
@@ -77,7 +77,7 @@ impl RemoteFile {
         self.lfs.as_ref().and_then(|lfs| lfs.size).or(self.size)
     }
 
-    /// Large files have their SHA-256 as name, small ones the hash that git gives them.
+    /// The SHA-256 of large files, the git hash of small ones.
     fn blob_name(&self, commit: &str) -> String {
         let known = self.lfs.as_ref().map(|lfs| &lfs.sha256).or(self.blob.as_ref());
         match known.filter(|name| name.len() >= 40 && name.bytes().all(|byte| byte.is_ascii_hexdigit())) {
@@ -126,7 +126,7 @@ pub(super) async fn pull(
     Ok(cache.snapshot(&description.sha))
 }
 
-/// What cannot be loaded is known from its configuration, before anything large is fetched.
+/// Checks that the model can be loaded, from its configuration, before anything large is fetched.
 fn check_architecture(id: &str, snapshot: &Path) -> Result<(), HubError> {
     let encoder = |layout: Layout| RawConfig::read(&layout.encoder)?.encoder(&layout.encoder);
     let checked = Layout::read(snapshot).and_then(encoder);
@@ -158,7 +158,7 @@ async fn describe(hub: &Hub, id: &str, revision: &str) -> Result<Description, Hu
     let mut body = Vec::new();
     while let Some(chunk) = response.chunk().await.map_err(|error| unreachable(hub, &error))? {
         body.extend_from_slice(&chunk);
-        if body.len() > LARGEST_DESCRIPTION {
+        if body.len() > MAX_DESCRIPTION_BYTES {
             return Err(HubError::Answer {
                 url,
                 reason: "it is too long".to_owned(),
@@ -177,7 +177,7 @@ async fn describe(hub: &Hub, id: &str, revision: &str) -> Result<Description, Hu
     Ok(description)
 }
 
-/// Only what loading reads, and of the weights only one form.
+/// Chooses the files that loading reads, and only one format of the weights.
 fn choose(id: &str, siblings: &[RemoteFile]) -> Result<Vec<RemoteFile>, HubError> {
     let single = siblings.iter().any(|file| file.name == "model.safetensors");
     let wanted = |name: &str| {
@@ -223,7 +223,7 @@ fn is_wanted(base: &str) -> bool {
     WANTED.contains(&base) || SENTENCE_CONFIGS.contains(&base)
 }
 
-/// `1_Pooling` and the like: sentence-transformers numbers the directories of its modules.
+/// Directories such as `1_Pooling`: sentence-transformers numbers its modules.
 fn is_module_directory(name: &str) -> bool {
     name.is_empty()
         || name.split_once('_').is_some_and(|(number, kind)| {
@@ -244,10 +244,10 @@ struct Transfer<'a> {
     progress: Progress<'a>,
 }
 
-/// How one attempt ended that may be followed by another.
+/// The outcome of an attempt that may be followed by another.
 enum Outcome {
     Complete,
-    BrokenOff(String),
+    Interrupted(String),
 }
 
 impl Transfer<'_> {
@@ -265,7 +265,7 @@ impl Transfer<'_> {
             attempts += 1;
             let reason = match self.attempt().await? {
                 Outcome::Complete => return self.finish(&target),
-                Outcome::BrokenOff(reason) => reason,
+                Outcome::Interrupted(reason) => reason,
             };
             let Some(delay) = retry(&TRANSFER_BACKOFF, attempts) else {
                 return Err(HubError::Interrupted {
@@ -277,7 +277,7 @@ impl Transfer<'_> {
         }
     }
 
-    /// Held until the file is in place, here or by another process.
+    /// Waits until no other process downloads the file, and locks it.
     async fn lock(&self) -> Result<File, HubError> {
         let path = self.cache.lock(self.blob);
         let unwritable = |source| HubError::Cache {
@@ -334,19 +334,19 @@ impl Transfer<'_> {
         }
         let response = match request.send().await {
             Ok(response) if response.status().is_server_error() => {
-                return Ok(Outcome::BrokenOff(format!("status {}", response.status())));
+                return Ok(Outcome::Interrupted(format!("status {}", response.status())));
             }
             Ok(response) if response.status() == StatusCode::RANGE_NOT_SATISFIABLE => {
                 file.set_len(0).map_err(unwritable)?;
-                return Ok(Outcome::BrokenOff(
-                    "what was there could not be continued".to_owned(),
+                return Ok(Outcome::Interrupted(
+                    "the partial download could not be resumed".to_owned(),
                 ));
             }
             Ok(response) => check(self.hub, self.id, self.commit, response)?,
             Err(error) if error.is_connect() => return Err(unreachable(self.hub, &error)),
-            Err(error) => return Ok(Outcome::BrokenOff(reason(&error))),
+            Err(error) => return Ok(Outcome::Interrupted(reason(&error))),
         };
-        // A server that ignores the range, or continues elsewhere, sends the file from its start.
+        // A server that ignores the range sends the file from its start.
         if done > 0 && !continues_at(&response, done) {
             done = 0;
         }
@@ -374,12 +374,14 @@ impl Transfer<'_> {
         while let Some(chunk) = body.next().await {
             let chunk = match chunk {
                 Ok(chunk) => chunk,
-                Err(error) => return Ok(Outcome::BrokenOff(reason(&error))),
+                Err(error) => return Ok(Outcome::Interrupted(reason(&error))),
             };
             done += chunk.len() as u64;
             if total.is_some_and(|total| done > total) {
                 file.set_len(0).map_err(unwritable)?;
-                return Ok(Outcome::BrokenOff("more arrived than was announced".to_owned()));
+                return Ok(Outcome::Interrupted(
+                    "more bytes arrived than announced".to_owned(),
+                ));
             }
             file.write_all(&chunk).map_err(unwritable)?;
             (self.progress)(ProgressEvent::Advanced {
@@ -389,7 +391,7 @@ impl Transfer<'_> {
             });
         }
         if total.is_some_and(|total| done < total) {
-            return Ok(Outcome::BrokenOff(format!(
+            return Ok(Outcome::Interrupted(format!(
                 "{done} bytes of {} arrived",
                 total.unwrap_or_default()
             )));
@@ -425,7 +427,7 @@ impl Transfer<'_> {
     }
 }
 
-/// The server continues exactly where the file ends.
+/// Whether the server continues exactly where the partial file ends.
 fn continues_at(response: &Response, done: u64) -> bool {
     let range = response
         .headers()
@@ -467,7 +469,7 @@ fn check(hub: &Hub, id: &str, revision: &str, response: Response) -> Result<Resp
             Err(HubError::RateLimited { seconds })
         }
         _ => {
-            // Redirects lead to signed addresses, which do not belong in messages.
+            // Redirects lead to signed URLs, which do not belong in messages.
             let url = format!("{}{}", hub.settings.endpoint, response.url().path());
             Err(HubError::Status {
                 url,
@@ -484,10 +486,10 @@ fn unreachable(hub: &Hub, error: &reqwest::Error) -> HubError {
     }
 }
 
-/// The innermost cause says what happened; the outer ones repeat the address.
+/// The innermost cause of an error. The outer ones repeat the URL.
 fn reason(error: &reqwest::Error) -> String {
     if error.is_timeout() {
-        return "no answer in time".to_owned();
+        return "timed out".to_owned();
     }
     let mut innermost: &dyn std::error::Error = error;
     while let Some(source) = innermost.source() {

@@ -1,4 +1,4 @@
-//! What can go wrong between a model's name and its files.
+//! Errors on the way from a model's name to its files.
 
 use std::path::PathBuf;
 

@@ -50,7 +50,7 @@ impl RepositoryCache {
         (plain && snapshot.is_dir()).then_some(snapshot)
     }
 
-    /// Deletes what only this revision has. Where its commit has another name, that one keeps the files.
+    /// Deletes the files that only this revision uses. Another name of its commit keeps them.
     pub(crate) fn remove(&self, revision: &str) -> io::Result<()> {
         let Some(snapshot) = self.snapshot_of(revision) else {
             return Ok(());
@@ -112,7 +112,7 @@ fn names_of(refs: &Path, commit: &str) -> Vec<PathBuf> {
     entries.map(|entry| entry.path()).filter(names).collect()
 }
 
-/// The files that links below a directory lead to.
+/// The targets of the links below a directory.
 fn targets(directory: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
         match entry.path() {
@@ -127,13 +127,13 @@ fn link_to(relative: &str, _: &Path, link: &Path) -> io::Result<()> {
     std::os::unix::fs::symlink(relative, link)
 }
 
-/// Symbolic links need rights on Windows that few users have.
+/// Windows allows symbolic links to few users.
 #[cfg(not(unix))]
 fn link_to(_: &str, blob: &Path, link: &Path) -> io::Result<()> {
     std::fs::hard_link(blob, link).or_else(|_| std::fs::copy(blob, link).map(drop))
 }
 
-/// Makes a new entry under a name of its own and moves it into place, so that no reader sees half of it.
+/// Creates an entry under a temporary name and renames it, so that no reader sees half of it.
 fn replace(path: &Path, make: impl Fn(&Path) -> io::Result<()>) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(format!(".{}.tmp", std::process::id()));

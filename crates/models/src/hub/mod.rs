@@ -1,9 +1,9 @@
-//! Where model files come from: a directory, the local cache, or the Hugging Face hub.
+//! Sources of model files: a directory, the local cache, or the Hugging Face hub.
 //!
 //! The cache has the layout of `huggingface_hub` (`models--org--name/{blobs,refs,snapshots}`), in the
-//! same place, so both use each other's downloads. A model that is there whole is used without asking
-//! the hub. The client is our own because the `hf-hub` crate neither resumes nor verifies a download,
-//! sets no time-outs, knows no offline mode, and brings a second transfer protocol with it.
+//! same place, so both use each other's downloads. A complete model is used without asking the hub. The
+//! client is our own because the `hf-hub` crate neither resumes nor verifies a download, sets no
+//! timeouts, has no offline mode, and brings a second transfer protocol with it.
 
 mod download;
 mod error;
@@ -29,10 +29,9 @@ pub const DEFAULT_REVISION: &str = "main";
 pub struct HubSettings {
     pub endpoint: String,
     pub token: Option<String>,
-    /// No socket is opened; only what is in the cache can be used.
+    /// Opens no connection; only cached models can be used.
     pub offline: bool,
     pub cache: PathBuf,
-    /// How long an unreachable hub is waited for.
     pub connect_timeout: Duration,
 }
 
@@ -76,10 +75,10 @@ impl HubSettings {
     }
 }
 
-/// What happens during a download, for whoever draws it.
+/// The progress of a download.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProgressEvent<'a> {
-    /// `done` is more than 0 where an interrupted transfer is resumed.
+    /// `done` is more than 0 if an interrupted transfer is resumed.
     Started {
         file: &'a str,
         done: u64,
@@ -93,13 +92,13 @@ pub enum ProgressEvent<'a> {
     Finished {
         file: &'a str,
     },
-    /// Something worth a line: another process is downloading, the hub cannot be reached.
+    /// A message for the user, such as that another process is downloading.
     Note(&'a str),
 }
 
 pub type Progress<'a> = &'a (dyn Fn(ProgressEvent<'_>) + Send + Sync);
 
-/// For callers that show nothing.
+/// Reports no progress.
 pub fn silent(_: ProgressEvent<'_>) {}
 
 /// A model as a user names it.
@@ -138,7 +137,7 @@ impl std::fmt::Display for ModelSource {
     }
 }
 
-/// Only such ids become part of a URL or of a path in the cache.
+/// Only these ids become part of a URL or of a path in the cache.
 pub(crate) fn is_hub_id(text: &str) -> bool {
     let (id, revision) = text.split_once('@').unwrap_or((text, DEFAULT_REVISION));
     let plain = |part: &str| {
@@ -175,7 +174,7 @@ impl Hub {
         &self.settings
     }
 
-    /// The directory of a model's files, downloaded if they are not there yet.
+    /// The directory of a model's files. Downloads missing files.
     pub async fn model_directory(
         &self,
         source: &ModelSource,
@@ -201,7 +200,7 @@ impl Hub {
         is_complete(&snapshot).then_some(snapshot)
     }
 
-    /// Asks the hub for the model's present state and downloads what is missing of it.
+    /// Asks the hub for the current revision of the model and downloads missing files.
     pub async fn pull(&self, id: &str, revision: &str, progress: Progress<'_>) -> Result<PathBuf, HubError> {
         if self.settings.offline {
             return Err(HubError::Offline { id: id.to_owned() });
@@ -210,10 +209,10 @@ impl Hub {
     }
 }
 
-/// Everything that loading reads unconditionally is there.
+/// Whether all files are there that loading requires.
 pub(crate) fn is_complete(directory: &Path) -> bool {
-    // Without the list of modules a model is a plain encoder, so its absence proves nothing; but
-    // where there is one, each module's configuration must have arrived.
+    // A model without a list of modules is a plain encoder. With a list, every module needs its
+    // configuration.
     let Ok(layout) = Layout::read(directory) else {
         return false;
     };

@@ -1,23 +1,23 @@
-//! Answers in OpenAI's format, whole or in chunks.
+//! Answers in the format of OpenAI, whole or in chunks.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-/// The content of the model's answer.
+/// The text and the calls of an answer.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Said {
     pub(super) text: String,
     pub(super) calls: Vec<Call>,
 }
 
-/// A tool call of the model.
+/// A call of a tool.
 #[derive(Debug, PartialEq)]
 pub(super) struct Call {
     pub(super) id: String,
     pub(super) name: String,
     /// JSON, possibly incomplete.
     pub(super) arguments: String,
-    /// The signature that Gemini requires back with the call.
+    /// Gemini's thought signature, which it requires back with the call.
     pub(super) signature: Option<String>,
 }
 
@@ -32,7 +32,7 @@ impl Call {
     }
 }
 
-/// The identity of an answer, which all its chunks share.
+/// The fields that all chunks of an answer share.
 #[derive(Debug, Clone)]
 pub(super) struct AnswerHead {
     pub(super) id: String,
@@ -83,7 +83,7 @@ impl AnswerHead {
         self.chunk(json!([{"index": 0, "delta": {"content": text}, "finish_reason": null}]))
     }
 
-    /// A chunk with the call of this number and the arguments known so far.
+    /// The call of this number, with the arguments received so far.
     pub(super) fn call_chunk(&self, number: usize, call: &Call) -> Value {
         let mut begun = call.to_json();
         begun["index"] = number.into();

@@ -15,11 +15,11 @@ use super::Delivery;
 use super::answer::{self, AnswerHead, Said, Usage};
 use super::tools::{self, Choice, Format, Tools};
 use super::translate::{self, refuse};
-use super::turns::{Image, Part, Speaker, Turn, Turns, turns};
+use super::turns::{Arguments, Image, Part, Speaker, Turn, Turns, turns};
 use crate::http::{Call, ServiceClient};
 
 const API_VERSION: &str = "2023-06-01";
-/// The API requires a limit; this is the default for callers that give none.
+/// The API requires a limit; this is the default.
 const DEFAULT_MAX_TOKENS: u64 = 4096;
 /// The image types that the API accepts.
 const IMAGES: [&str; 4] = ["image/jpeg", "image/png", "image/gif", "image/webp"];
@@ -30,13 +30,41 @@ pub(super) struct AnthropicChat {
     pub(super) model: String,
 }
 
-/// The request body. Schemas stay as the caller wrote them, because the model follows their order.
+/// The body of the request. Schemas stay as the caller wrote them: the model follows the order of their
+/// keys.
 #[derive(Serialize)]
 struct Body {
     #[serde(flatten)]
     fields: Metadata,
+    messages: Vec<WireMessage>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tools: Vec<Tool>,
+}
+
+#[derive(Serialize)]
+struct WireMessage {
+    role: &'static str,
+    content: Content,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Content {
+    Text(String),
+    Blocks(Vec<WireBlock>),
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum WireBlock {
+    Plain(Value),
+    Call {
+        #[serde(rename = "type")]
+        kind: &'static str,
+        id: String,
+        name: String,
+        input: Arguments,
+    },
 }
 
 #[derive(Serialize)]
@@ -47,7 +75,7 @@ struct Tool {
     input_schema: Box<RawValue>,
 }
 
-/// A request in the form of this API.
+/// A request in the format of this API.
 struct Translated {
     call: Call,
     /// The tool whose arguments are the answer.
@@ -72,7 +100,7 @@ impl AnthropicChat {
         );
         let ids = wire_ids(&turns);
         let messages = turns.turns.iter().map(|turn| message(turn, &ids, provider));
-        set("messages", messages.collect::<Result<Vec<_>, _>>()?.into());
+        let messages = messages.collect::<Result<Vec<_>, _>>()?;
         let offered = Offered::new(tools::tools(request)?, tools::format(request)?, &turns)?;
         set(
             "max_tokens",
@@ -96,6 +124,7 @@ impl AnthropicChat {
         }
         let body = Body {
             fields,
+            messages,
             tools: offered.tools,
         };
         Ok(Translated {
@@ -107,7 +136,7 @@ impl AnthropicChat {
     }
 }
 
-/// The tools of a request, and which of them must be used.
+/// The tools of the request, and which of them the model has to call.
 struct Offered {
     tools: Vec<Tool>,
     choice: Option<Value>,
@@ -115,8 +144,8 @@ struct Offered {
 }
 
 impl Offered {
-    /// Not all models have a JSON mode, so a tool that takes the answer as its arguments replaces it. It is
-    /// dropped if the caller requires another tool.
+    /// Not all models have a JSON mode. A tool that takes the answer as its arguments replaces it, unless
+    /// the caller requires a call of another tool.
     fn new(tools: Tools, format: Format, turns: &Turns) -> Result<Self, ChatError> {
         let answer_schema = match format {
             Format::Text => None,
@@ -158,7 +187,7 @@ impl Offered {
             });
         }
         if offered.is_empty() {
-            // The API requires the tools that were called before, even if none may be called now.
+            // The API requires the tools of earlier calls, even if none may be called now.
             let called: BTreeSet<&str> = turns.calls().map(|call| call.name.as_str()).collect();
             for name in called {
                 offered.push(Tool {
@@ -177,7 +206,7 @@ impl Offered {
     }
 }
 
-/// The id of each call, by its number: the given one, if the API accepts it and it is unique.
+/// The id of each call, by its number. Ids that the API refuses, or that occur twice, are replaced.
 fn wire_ids(turns: &Turns) -> Vec<String> {
     let mut seen = HashMap::new();
     for call in turns.calls() {
@@ -191,28 +220,28 @@ fn wire_ids(turns: &Turns) -> Vec<String> {
         .calls()
         .map(|call| match seen.get(call.id.as_str()) {
             Some(1) if is_plain(&call.id) => call.id.clone(),
-            // Unused by any other call.
             _ => format!("ragstone_{}", call.number),
         })
         .collect()
 }
 
-fn message(turn: &Turn, ids: &[String], provider: &str) -> Result<Value, ChatError> {
+fn message(turn: &Turn, ids: &[String], provider: &str) -> Result<WireMessage, ChatError> {
     let role = match turn.speaker {
         Speaker::User => "user",
         Speaker::Assistant => "assistant",
     };
-    if let [Part::Text(text)] = turn.parts.as_slice() {
-        return Ok(json!({"role": role, "content": text}));
-    }
-    let blocks = turn.parts.iter().map(|part| block(part, ids, provider));
-    let blocks = blocks.collect::<Result<Vec<_>, _>>()?;
-    Ok(json!({"role": role, "content": blocks}))
+    let content = if let [Part::Text(text)] = turn.parts.as_slice() {
+        Content::Text(text.clone())
+    } else {
+        let blocks = turn.parts.iter().map(|part| block(part, ids, provider));
+        Content::Blocks(blocks.collect::<Result<_, _>>()?)
+    };
+    Ok(WireMessage { role, content })
 }
 
-fn block(part: &Part, ids: &[String], provider: &str) -> Result<Value, ChatError> {
-    let id = |number: usize| ids.get(number).map(String::as_str).unwrap_or_default();
-    Ok(match part {
+fn block(part: &Part, ids: &[String], provider: &str) -> Result<WireBlock, ChatError> {
+    let id = |number: usize| ids.get(number).cloned().unwrap_or_default();
+    let plain = match part {
         Part::Text(text) => json!({"type": "text", "text": text}),
         Part::Image(Image::Inline { media_type, base64 }) if IMAGES.contains(&media_type.as_str()) => {
             json!({"type": "image", "source": {"type": "base64", "media_type": media_type, "data": base64}})
@@ -226,12 +255,18 @@ fn block(part: &Part, ids: &[String], provider: &str) -> Result<Value, ChatError
             )));
         }
         Part::Call(call) => {
-            json!({"type": "tool_use", "id": id(call.number), "name": call.name, "input": call.arguments})
+            return Ok(WireBlock::Call {
+                kind: "tool_use",
+                id: id(call.number),
+                name: call.name.clone(),
+                input: call.arguments.clone(),
+            });
         }
         Part::Result { number, text, .. } => {
             json!({"type": "tool_result", "tool_use_id": id(*number), "content": text})
         }
-    })
+    };
+    Ok(WireBlock::Plain(plain))
 }
 
 fn finish_reason(stop_reason: Option<&str>, calls: usize) -> &'static str {
@@ -279,12 +314,12 @@ struct Block {
     id: String,
     #[serde(default)]
     name: String,
-    /// Keeps the key order of the model.
+    /// As the model wrote it.
     #[serde(default)]
     input: Option<Box<RawValue>>,
 }
 
-/// The content of an answer. The arguments of the answer tool replace any text beside them.
+/// The text and the calls of an answer. The arguments of the answer tool replace any text.
 fn said(blocks: Vec<Block>, answer_tool: Option<&str>) -> Said {
     let mut said = Said::default();
     let mut answer = None;

@@ -5,7 +5,7 @@ use futures::StreamExt;
 use ragstone_core::Metadata;
 use ragstone_core::chat::{ChatError, ChatModel, ChatRequest, ChatStream};
 use ragstone_core::collection::shorten;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
@@ -13,7 +13,7 @@ use super::answer::{self, AnswerHead, Said, Usage};
 use super::sse;
 use super::tools::{self, Choice, Format, Tools};
 use super::translate::{self, refuse};
-use super::turns::{Image, Part, Speaker, Turn, turns};
+use super::turns::{Arguments, Image, Part, Speaker, Turn, turns};
 use crate::http::ServiceClient;
 use crate::model_name::in_google_path;
 
@@ -24,8 +24,8 @@ const RENAMED: [(&str, &str); 3] = [
     ("frequency_penalty", "frequencyPenalty"),
 ];
 
-/// Newer models require the thought signature of a call back. The API accepts this placeholder from callers
-/// that lost the signature or have the call from another model.
+/// Newer models require the thought signature of a call. The API accepts this value from callers who lost
+/// it, or have a call of another model.
 const NO_SIGNATURE: &str = "skip_thought_signature_validator";
 
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl GeminiChat {
         Ok(format!("{path}:{method}"))
     }
 
-    /// The request body, and the tool whose arguments are the answer.
+    /// The body of the request, and the tool whose arguments are the answer.
     fn body(&self, request: &ChatRequest) -> Result<(Body, Option<String>), ChatError> {
         let provider = self.client.service();
         let sampling = translate::sampling(request.options(), &RENAMED.map(|(from, _)| from), provider)?;
@@ -81,8 +81,7 @@ impl GeminiChat {
         let mut fields = Metadata::new();
         let model = request.model.as_ref().unwrap_or(&self.model);
         let contents = turns.turns.iter().map(|turn| contents(turn, model, provider));
-        let contents: Vec<Value> = contents.collect::<Result<Vec<_>, _>>()?.concat();
-        fields.insert("contents".into(), contents.into());
+        let contents = contents.collect::<Result<Vec<_>, _>>()?;
         if !turns.system.is_empty() {
             let parts = json!({"parts": [{"text": turns.system}]});
             fields.insert("systemInstruction".into(), parts);
@@ -93,6 +92,7 @@ impl GeminiChat {
         }
         let body = Body {
             fields,
+            contents: contents.into_iter().flatten().collect(),
             generation: Generation {
                 fields: generation,
                 schema,
@@ -103,7 +103,7 @@ impl GeminiChat {
     }
 }
 
-/// The tools of a request, which of them must be used, and the form of the answer otherwise.
+/// The tools of the request, which of them the model has to call, and the format of its answer.
 struct Offered {
     tools: Vec<ToolBox>,
     calling: Option<Value>,
@@ -112,9 +112,9 @@ struct Offered {
 }
 
 impl Offered {
-    /// Few models accept tools together with a response format. With both, a tool that takes the answer as
-    /// its arguments replaces the format. If a tool must be called there is no answer to format, and if
-    /// none may be called the tools are dropped.
+    /// Few models accept tools together with an answer format. With both, a tool that takes the answer
+    /// as its arguments replaces the format. If a tool has to be called there is no answer, and if none
+    /// may be called no tools are sent.
     fn new(tools: Tools, mut format: Format) -> Result<Self, ChatError> {
         let Tools {
             mut functions,
@@ -158,15 +158,41 @@ impl Offered {
     }
 }
 
-/// The request body. Schemas stay as the caller wrote them, because the model follows their order.
+/// The body of the request. Schemas stay as the caller wrote them: the model follows the order of their
+/// keys.
 #[derive(Serialize)]
 struct Body {
     #[serde(flatten)]
     fields: Metadata,
+    contents: Vec<Content>,
     #[serde(rename = "generationConfig")]
     generation: Generation,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tools: Vec<ToolBox>,
+}
+
+#[derive(Serialize)]
+struct Content {
+    role: &'static str,
+    parts: Vec<WirePart>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum WirePart {
+    Plain(Value),
+    #[serde(rename_all = "camelCase")]
+    Call {
+        function_call: WireCall,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        thought_signature: Option<String>,
+    },
+}
+
+#[derive(Serialize)]
+struct WireCall {
+    name: String,
+    args: Arguments,
 }
 
 #[derive(Serialize)]
@@ -186,7 +212,7 @@ struct ToolBox {
 #[derive(Serialize)]
 struct Declaration {
     name: String,
-    /// Required by the API.
+    /// The API requires one.
     description: String,
     #[serde(rename = "parametersJsonSchema", skip_serializing_if = "Option::is_none")]
     parameters: Option<Box<RawValue>>,
@@ -207,13 +233,13 @@ fn declarations(functions: Vec<tools::Function>) -> Vec<ToolBox> {
     }
 }
 
-/// Whether the model requires thought signatures back.
+/// Whether a model requires thought signatures.
 fn wants_signatures(model: &str) -> bool {
     !["gemini-1", "gemini-2"].iter().any(|old| model.contains(old))
 }
 
-/// A turn in the form of the API, which separates tool results from the user's parts.
-fn contents(turn: &Turn, model: &str, provider: &str) -> Result<Vec<Value>, ChatError> {
+/// A turn for the API, which separates the results of tools from what the user says.
+fn contents(turn: &Turn, model: &str, provider: &str) -> Result<Vec<Content>, ChatError> {
     let role = match turn.speaker {
         Speaker::User => "user",
         Speaker::Assistant => "model",
@@ -224,34 +250,36 @@ fn contents(turn: &Turn, model: &str, provider: &str) -> Result<Vec<Value>, Chat
         .map(|parts| {
             let mut calls = 0;
             let parts = parts.iter().map(|part| match part {
-                Part::Text(text) => Ok(json!({"text": text})),
-                Part::Image(Image::Inline { media_type, base64 }) => {
-                    Ok(json!({"inlineData": {"mimeType": media_type, "data": base64}}))
-                }
+                Part::Text(text) => Ok(WirePart::Plain(json!({"text": text}))),
+                Part::Image(Image::Inline { media_type, base64 }) => Ok(WirePart::Plain(
+                    json!({"inlineData": {"mimeType": media_type, "data": base64}}),
+                )),
                 Part::Image(Image::Link(_)) => Err(refuse(format!(
                     "'image_url' must be a data URL for provider '{provider}', which fetches no addresses"
                 ))),
                 Part::Call(call) => {
-                    let mut part = json!({"functionCall": {"name": call.name, "args": call.arguments}});
-                    // Of several parallel calls the first one carries it.
+                    // Of several calls at once the first one carries it.
                     let none = (calls == 0 && wants_signatures(model)).then_some(NO_SIGNATURE);
-                    if let Some(signature) = call.signature.as_deref().or(none) {
-                        part["thoughtSignature"] = signature.into();
-                    }
                     calls += 1;
-                    Ok(part)
+                    Ok(WirePart::Call {
+                        function_call: WireCall {
+                            name: call.name.clone(),
+                            args: call.arguments.clone(),
+                        },
+                        thought_signature: call.signature.as_deref().or(none).map(str::to_owned),
+                    })
                 }
-                Part::Result { name, text, .. } => {
-                    Ok(json!({"functionResponse": {"name": name, "response": response(text)}}))
-                }
+                Part::Result { name, text, .. } => Ok(WirePart::Plain(
+                    json!({"functionResponse": {"name": name, "response": response(text)}}),
+                )),
             });
-            let parts = parts.collect::<Result<Vec<_>, _>>()?;
-            Ok(json!({"role": role, "parts": parts}))
+            let parts = parts.collect::<Result<_, _>>()?;
+            Ok(Content { role, parts })
         })
         .collect()
 }
 
-/// A tool result for the API, which accepts objects only and reads all numbers as floats. Text stays text.
+/// The API accepts objects only, and reads numbers as floating-point: other text stays text.
 fn response(text: &str) -> Value {
     match serde_json::from_str(text) {
         Ok(object @ Value::Object(_)) if is_exact(&object) => object,
@@ -260,7 +288,7 @@ fn response(text: &str) -> Value {
     }
 }
 
-/// Whether every integer in it is exact as a float.
+/// Whether all integers are exact as floating-point numbers.
 fn is_exact(value: &Value) -> bool {
     const LARGEST: u64 = 1 << 53;
     match value {
@@ -277,55 +305,91 @@ fn is_exact(value: &Value) -> bool {
     }
 }
 
-/// The content of an answer, or of one chunk of a streamed one.
+/// An answer, or one piece of a streamed one, as far as it is read.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Answer {
+    response_id: Option<String>,
+    candidates: Option<Vec<Candidate>>,
+    prompt_feedback: Option<Value>,
+    usage_metadata: Option<Value>,
+    error: Option<Value>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Candidate {
+    content: Option<AnswerContent>,
+    finish_reason: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct AnswerContent {
+    parts: Option<Vec<AnswerPart>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct AnswerPart {
+    text: Option<String>,
+    thought: Option<bool>,
+    thought_signature: Option<String>,
+    function_call: Option<FunctionCall>,
+}
+
+#[derive(Deserialize)]
+struct FunctionCall {
+    #[serde(default)]
+    name: String,
+    /// As the model wrote them.
+    args: Option<Box<RawValue>>,
+}
+
+/// The content of one answer, or of one piece of a streamed one.
 struct Piece {
     said: Said,
     finish_reason: Option<&'static str>,
     usage: Option<Usage>,
 }
 
-fn read(answer: &Value, client: &ServiceClient) -> Result<Piece, ChatError> {
-    if let Some(message) = sse::error_in(answer) {
+fn read(answer: Answer, client: &ServiceClient) -> Result<Piece, ChatError> {
+    if let Some(message) = answer.error.as_ref().and_then(sse::error_message) {
         return Err(client.bad_answer(message).into());
     }
-    let blocked = answer.pointer("/promptFeedback/blockReason").is_some();
+    let feedback = answer.prompt_feedback.as_ref();
+    let blocked = feedback.is_some_and(|feedback| feedback.get("blockReason").is_some());
     let mut said = Said::default();
-    let parts = answer.pointer("/candidates/0/content/parts");
-    for part in parts.and_then(Value::as_array).into_iter().flatten() {
-        if let Some(name) = part.pointer("/functionCall/name").and_then(Value::as_str) {
-            let arguments = part.pointer("/functionCall/args");
-            let signature = part.get("thoughtSignature").and_then(Value::as_str);
+    let candidate = answer.candidates.unwrap_or_default().into_iter().next();
+    let candidate = candidate.unwrap_or_default();
+    let parts = candidate.content.and_then(|content| content.parts);
+    for part in parts.into_iter().flatten() {
+        if let Some(call) = part.function_call.filter(|call| !call.name.is_empty()) {
             said.calls.push(answer::Call {
                 id: String::new(),
-                name: name.to_owned(),
-                arguments: arguments.map_or_else(|| "{}".to_owned(), Value::to_string),
-                signature: signature.map(str::to_owned),
+                name: call.name,
+                arguments: call
+                    .args
+                    .map_or_else(|| "{}".to_owned(), |args| args.get().to_owned()),
+                signature: part.thought_signature,
             });
-        } else if part.get("thought").is_none_or(|thought| *thought == false) {
-            said.text
-                .push_str(part.get("text").and_then(Value::as_str).unwrap_or_default());
+        } else if part.thought != Some(true) {
+            said.text.push_str(part.text.as_deref().unwrap_or_default());
         }
     }
-    let finish_reason = match answer
-        .pointer("/candidates/0/finishReason")
-        .and_then(Value::as_str)
-    {
+    let finish_reason = match candidate.finish_reason.as_deref() {
         _ if blocked => Some("content_filter"),
         None | Some("FINISH_REASON_UNSPECIFIED") => None,
         Some("STOP") => Some("stop"),
         Some("MAX_TOKENS") => Some("length"),
         Some(reason @ ("MALFORMED_FUNCTION_CALL" | "UNEXPECTED_TOOL_CALL")) => {
             return Err(client
-                .bad_answer(format!("its call of a tool is no use ({reason})"))
+                .bad_answer(format!("its call of a tool is invalid ({reason})"))
                 .into());
         }
         Some(_) => Some("content_filter"),
     };
-    let count = |name: &str| {
-        answer
-            .pointer(&format!("/usageMetadata/{name}"))
-            .and_then(Value::as_u64)
-    };
+    let usage = answer.usage_metadata.unwrap_or_default();
+    let count = |name: &str| usage.get(name).and_then(Value::as_u64);
     let usage = count("promptTokenCount").map(|prompt| Usage {
         prompt,
         completion: count("candidatesTokenCount").unwrap_or(0) + count("thoughtsTokenCount").unwrap_or(0),
@@ -337,20 +401,19 @@ fn read(answer: &Value, client: &ServiceClient) -> Result<Piece, ChatError> {
     })
 }
 
-/// The state of an answer that is being read. The API gives calls no ids, and its finish reason does not
-/// tell whether there were calls.
-struct Heard {
+/// The state of an answer while it is read. The API gives calls no ids and no finish reason of their own.
+struct AnswerState {
     head: AnswerHead,
     answer_tool: Option<String>,
-    /// The caller allows only one call.
+    /// The request allows only one call.
     one_call: bool,
     calls: usize,
     answered: bool,
-    /// Text that is the answer only if the answer tool is not used.
+    /// Text that is the answer only if the answer tool is not called.
     held_back: String,
 }
 
-impl Heard {
+impl AnswerState {
     fn new(head: AnswerHead, answer_tool: Option<String>, request: &ChatRequest) -> Self {
         Self {
             head,
@@ -362,7 +425,7 @@ impl Heard {
         }
     }
 
-    /// The content of a chunk, with ids for the calls that count.
+    /// Adds a piece; returns its text and its calls, with ids.
     fn take(&mut self, piece: Said) -> Said {
         let mut said = Said::default();
         if self.answer_tool.is_some() {
@@ -385,7 +448,7 @@ impl Heard {
         said
     }
 
-    /// The remaining text and the finish reason.
+    /// The rest of the text, and the finish reason.
     fn end(&mut self, reason: &'static str) -> (String, &'static str) {
         let rest = match self.answered {
             true => String::new(),
@@ -411,21 +474,18 @@ impl ChatModel for GeminiChat {
     async fn complete(&self, request: ChatRequest) -> Result<Value, ChatError> {
         let (body, answer_tool) = self.body(&request)?;
         let call = super::paid(self.path(&request, "generateContent")?).json(&body);
-        let answer: Value = self.client.call_json(call).await?;
-        let piece = read(&answer, &self.client)?;
+        let answer: Answer = self.client.call_json(call).await?;
+        let id = answer.response_id.clone().unwrap_or_default();
+        let piece = read(answer, &self.client)?;
         let reason = piece
             .finish_reason
             .ok_or_else(|| self.client.bad_answer("it has no finished candidate"))?;
         let model = request.model.as_deref().unwrap_or(&self.model);
-        let id = answer
-            .get("responseId")
-            .and_then(Value::as_str)
-            .unwrap_or_default();
-        let mut heard = Heard::new(AnswerHead::new(id, model), answer_tool, &request);
-        let mut said = heard.take(piece.said);
-        let (rest, reason) = heard.end(reason);
+        let mut state = AnswerState::new(AnswerHead::new(&id, model), answer_tool, &request);
+        let mut said = state.take(piece.said);
+        let (rest, reason) = state.end(reason);
         said.text.push_str(&rest);
-        Ok(heard
+        Ok(state
             .head
             .completion(&said, reason, piece.usage.unwrap_or_default()))
     }
@@ -439,8 +499,10 @@ impl ChatModel for GeminiChat {
         let client = self.client.clone();
         let head = AnswerHead::new("", request.model.as_deref().unwrap_or(&self.model));
         let wants_usage = translate::wants_usage(request.options());
-        let mut heard = Heard::new(head.clone(), answer_tool, &request);
-        let (mut usage, mut finished) = (Usage::default(), false);
+        let mut state = AnswerState::new(head.clone(), answer_tool, &request);
+        let mut usage = Usage::default();
+        // Some models state a reason in every piece: only the last one counts, at the end.
+        let mut reason = None;
         let first = head.first_chunk();
         let events = sse::events(bytes, self.client.clone())
             .map(Some)
@@ -450,34 +512,35 @@ impl ChatModel for GeminiChat {
             match event {
                 Some(event) => match event
                     .and_then(|event| sse::json(&client, &event))
-                    .and_then(|data| read(&data, &client))
+                    .and_then(|answer| read(answer, &client))
                 {
                     Ok(piece) => {
                         usage = piece.usage.unwrap_or(usage);
-                        let already = heard.calls;
-                        let mut said = heard.take(piece.said);
-                        let mut end = None;
-                        if let Some(reason) = piece.finish_reason {
-                            finished = true;
-                            let (rest, reason) = heard.end(reason);
-                            said.text.push_str(&rest);
-                            end = Some(reason);
-                        }
+                        let already = state.calls;
+                        let said = state.take(piece.said);
+                        reason = piece.finish_reason.or(reason);
                         if !said.text.is_empty() {
                             chunks.push(Ok(head.text_chunk(&said.text)));
                         }
                         for (number, call) in said.calls.iter().enumerate() {
                             chunks.push(Ok(head.call_chunk(already + number, call)));
                         }
-                        chunks.extend(end.map(|reason| Ok(head.last_chunk(reason))));
                     }
                     Err(error) => chunks.push(Err(error)),
                 },
-                None if !finished => chunks.push(Err(client
-                    .bad_answer("the stream ended before the answer did")
-                    .into())),
-                None if wants_usage => chunks.push(Ok(head.usage_chunk(usage))),
-                None => {}
+                None => match reason {
+                    Some(reason) => {
+                        let (rest, reason) = state.end(reason);
+                        if !rest.is_empty() {
+                            chunks.push(Ok(head.text_chunk(&rest)));
+                        }
+                        chunks.push(Ok(head.last_chunk(reason)));
+                        chunks.extend(wants_usage.then(|| Ok(head.usage_chunk(usage))));
+                    }
+                    None => chunks.push(Err(client
+                        .bad_answer("the stream ended before the answer did")
+                        .into())),
+                },
             }
             futures::stream::iter(chunks)
         });

@@ -1,8 +1,8 @@
 //! Chat models behind an API.
 //!
-//! All of them take an OpenAI chat request and answer in OpenAI's format. A service with that API gets the
-//! caller's body unchanged. For the others request and answer are translated, and a request with a field
-//! that cannot be translated is refused with the name of the field.
+//! All of them take an OpenAI chat request and answer in the same format. A service with that protocol
+//! gets the caller's body unchanged. For the others, request and answer are translated, and the error
+//! for a request that cannot be translated names the field.
 
 mod answer;
 mod anthropic;
@@ -60,7 +60,7 @@ impl ChatBackend {
     }
 }
 
-/// How the answer is delivered.
+/// The delivery of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Delivery {
     Whole,
@@ -70,7 +70,7 @@ enum Delivery {
 /// The settings of a chat model behind an API.
 #[derive(Debug, Clone)]
 pub struct ChatSettings {
-    /// The entry of `providers` it belongs to, for errors and logs.
+    /// Its entry of `providers`, for errors and logs.
     pub provider: String,
     pub backend: ChatBackend,
     pub api_key: Option<SecretString>,
@@ -98,7 +98,7 @@ pub fn from_config(
         api_key: resolve_key(entry.api_key.as_ref(), &config.provider_id, env)?,
         base_url: entry.base_url.clone(),
         model: config.model.clone(),
-        // A long answer takes a while.
+        // Long answers take minutes.
         policy: Policy {
             deadline: std::time::Duration::from_secs(120),
             ..Policy::default()
@@ -144,8 +144,8 @@ pub fn create(settings: ChatSettings) -> Result<Arc<dyn ChatModel>, ConfigError>
     })
 }
 
-/// A chat costs money and its answer differs from time to time, so it is retried only if the service cannot
-/// have processed it.
+/// Answers cost money and differ each time, so a chat is retried only if the service cannot have
+/// processed it.
 fn paid(path: impl Into<String>) -> Call {
     Call::post(path).repeat(Repeat::IfUnprocessed)
 }

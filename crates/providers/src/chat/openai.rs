@@ -1,4 +1,4 @@
-//! Services with the OpenAI chat API: requests and answers pass through unchanged.
+//! Services with the OpenAI chat protocol: requests and answers pass through unchanged.
 
 use async_trait::async_trait;
 use futures::StreamExt;

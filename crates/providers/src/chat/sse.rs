@@ -3,6 +3,7 @@
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
 use ragstone_core::chat::{ChatError, ChatStream};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::http::{ByteStream, ServiceClient};
@@ -39,22 +40,31 @@ pub(super) fn events(
     .boxed()
 }
 
-pub(super) fn json(client: &ServiceClient, event: &Event) -> Result<Value, ChatError> {
+pub(super) fn json<T: DeserializeOwned>(client: &ServiceClient, event: &Event) -> Result<T, ChatError> {
     serde_json::from_str(&event.data).map_err(|e| {
         client
-            .bad_answer(format!("an event of its stream is not JSON ({e})"))
+            .bad_answer(format!(
+                "an event of its stream is not the JSON that was expected ({e})"
+            ))
             .into()
     })
 }
 
-/// The error message of an answer: a string, or an object with one.
+/// The error that an answer reports.
 pub(super) fn error_in(answer: &Value) -> Option<String> {
-    let error = answer.get("error").filter(|error| !error.is_null())?;
+    error_message(answer.get("error")?)
+}
+
+/// The message of an error: a sentence, or an object that has one.
+pub(super) fn error_message(error: &Value) -> Option<String> {
+    if error.is_null() {
+        return None;
+    }
     let said = error.as_str().or_else(|| error.get("message")?.as_str());
     Some(said.map_or_else(|| error.to_string(), str::to_owned))
 }
 
-/// Ends a stream after its first error, because later ones would be its consequences.
+/// Ends a stream after its first error.
 pub(super) fn until_error(
     chunks: impl Stream<Item = Result<Value, ChatError>> + Send + 'static,
 ) -> ChatStream {
@@ -67,7 +77,7 @@ pub(super) fn until_error(
         .boxed()
 }
 
-/// Splits bytes into events, wherever the chunks begin and end.
+/// Splits bytes into events, independent of the pieces they arrive in.
 #[derive(Debug, Default)]
 struct Parser {
     buffer: Vec<u8>,
@@ -80,7 +90,7 @@ impl Parser {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next complete event. An empty line ends an event; events without data are skipped.
+    /// The next complete event: an empty line ends it. Events without data are ignored.
     fn next_event(&mut self) -> Option<Event> {
         while let Some(line) = self.next_line() {
             if line.is_empty() {

@@ -14,7 +14,7 @@ use super::translate::{refuse, wrong};
 pub(super) struct Tools {
     pub(super) functions: Vec<Function>,
     pub(super) choice: Choice,
-    /// Several calls in one answer are allowed.
+    /// Whether one answer may have several calls.
     pub(super) parallel: bool,
 }
 
@@ -49,7 +49,7 @@ pub(super) enum Format {
     Text,
     /// Any JSON object.
     Json,
-    /// JSON that fits this schema, which is unchanged.
+    /// JSON that matches this schema, as the caller wrote it.
     Schema(Box<RawValue>),
 }
 
@@ -120,7 +120,7 @@ fn function(index: usize, tool: &RawValue) -> Result<Function, ChatError> {
 pub(super) const ANSWER_TOOL: &str = "Takes the final answer, in full. Nothing else is shown to the user.";
 const ANY_OBJECT: &str = r#"{"type": "object"}"#;
 
-/// Its name, which no function of the caller has.
+/// A name for it that no function of the caller uses.
 pub(super) fn answer_tool_name(functions: &[Function]) -> String {
     let mut name = "answer".to_owned();
     while functions.iter().any(|function| function.name == name) {

@@ -9,19 +9,19 @@ pub(super) fn refuse(message: impl Into<String>) -> ChatError {
     ChatError::Invalid(InvalidInput::new(message))
 }
 
-/// The settings of a request that all providers support.
+/// The settings that all providers support.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Sampling {
     pub(super) max_tokens: Option<u64>,
     pub(super) temperature: Option<f64>,
     pub(super) top_p: Option<f64>,
     pub(super) stop: Vec<String>,
-    /// Fields that only some providers support, with their values.
+    /// Fields that only some providers support.
     pub(super) others: Metadata,
 }
 
-/// Options that change the answer and so cannot be ignored.
-const NEEDED: [&str; 8] = [
+/// Options that change the answer and cannot be dropped.
+const ESSENTIAL: [&str; 8] = [
     "functions",
     "function_call",
     "web_search_options",
@@ -32,13 +32,13 @@ const NEEDED: [&str; 8] = [
     "audio",
 ];
 
-/// Reads the options of a request. Those in `also` are passed on. An option that the provider does not
-/// support and the answer depends on is refused by name, unless it has no effect, such as `n: 1` or an
-/// empty list of functions. Options that only tune, and unknown ones, are ignored.
+/// Reads the options of a request. Options in `also` are passed on. An option that the answer depends on
+/// and the provider lacks is an error, unless it has no effect, such as `n: 1`. Unknown options and those
+/// that only tune the answer are dropped.
 pub(super) fn sampling(options: &Metadata, also: &[&str], provider: &str) -> Result<Sampling, ChatError> {
     let mut found = Sampling::default();
     for (name, value) in options {
-        if asks_for_nothing(name, value) {
+        if has_no_effect(name, value) {
             continue;
         }
         match name.as_str() {
@@ -51,22 +51,22 @@ pub(super) fn sampling(options: &Metadata, also: &[&str], provider: &str) -> Res
             known if also.contains(&known) => {
                 found.others.insert(name.clone(), value.clone());
             }
-            needed if NEEDED.contains(&needed) => {
+            essential if ESSENTIAL.contains(&essential) => {
                 return Err(refuse(format!(
-                    "'{needed}' cannot be passed on to provider '{provider}'"
+                    "'{essential}' is not supported by provider '{provider}'"
                 )));
             }
-            _ => tracing::debug!(option = %shorten(name), provider, "an option of a chat is left out"),
+            _ => tracing::debug!(option = %shorten(name), provider, "dropping an option of a chat"),
         }
     }
     Ok(found)
 }
 
-fn asks_for_nothing(name: &str, value: &Value) -> bool {
+fn has_no_effect(name: &str, value: &Value) -> bool {
     match name {
-        // Delivery of the answer and bookkeeping, which do not concern the provider.
+        // Delivery is handled here, and the rest is bookkeeping.
         "stream" | "stream_options" | "user" | "metadata" | "store" | "service_tier" => true,
-        // Read separately.
+        // Read elsewhere.
         "tools" | "tool_choice" | "parallel_tool_calls" | "response_format" => true,
         _ if value.is_null() => true,
         "n" => *value == 1,

@@ -1,14 +1,16 @@
-//! The messages of an OpenAI request as turns with typed parts.
+//! The messages of an OpenAI request as turns of typed parts.
 
 use ragstone_core::Metadata;
 use ragstone_core::chat::{ChatError, ChatRequest, Message};
 use ragstone_core::collection::shorten;
-use serde_json::Value;
+use serde::Serialize;
+use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Value, json};
 
 use super::translate::refuse;
 
-/// A conversation: the system text, and user and assistant turns. Neighbours of the same role are joined,
-/// because the APIs require alternating turns.
+/// A conversation: the system text, and alternating turns of user and assistant. Neighbouring messages
+/// of one role are joined, because the APIs require turns to alternate.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Turns {
     pub(super) system: String,
@@ -32,7 +34,7 @@ pub(super) enum Part {
     Text(String),
     Image(Image),
     Call(Call),
-    /// The result of a tool, its name, and the number of the call.
+    /// The answer of a tool, with its name and the number of the call.
     Result {
         number: usize,
         name: String,
@@ -46,19 +48,49 @@ pub(super) enum Image {
     Link(String),
 }
 
-/// A tool call of the model.
+/// A call of a tool.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Call {
-    /// Its number among the calls of the conversation, from 0.
+    /// Its number in the conversation, from 0.
     pub(super) number: usize,
     pub(super) id: String,
     pub(super) name: String,
-    pub(super) arguments: Metadata,
-    /// The signature that Gemini requires back with the call.
+    pub(super) arguments: Arguments,
+    /// Gemini's thought signature, which it requires back with the call.
     pub(super) signature: Option<String>,
 }
 
-/// The path of the signature of a call in Google's own OpenAI-compatible API.
+/// The arguments of a call: a JSON object as the model wrote it, with all digits of its numbers.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Arguments(Box<RawValue>);
+
+impl Arguments {
+    /// Models sometimes write arguments that are no JSON object, and callers keep them in the history.
+    /// The providers take objects only, so such a text becomes the value of a field.
+    fn read(text: &str) -> Result<Self, ChatError> {
+        let text = match text.trim() {
+            "" => "{}",
+            text => text,
+        };
+        let object = RawValue::from_string(text.to_owned())
+            .ok()
+            .filter(|raw| raw.get().starts_with('{'));
+        match object {
+            Some(object) => Ok(Self(object)),
+            None => to_raw_value(&json!({ "malformed_arguments": text }))
+                .map(Self)
+                .map_err(|error| refuse(error.to_string())),
+        }
+    }
+}
+
+impl PartialEq for Arguments {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.get() == other.0.get()
+    }
+}
+
+/// The path of a call's signature, as in Google's own OpenAI interface.
 const SIGNATURE: &str = "/extra_content/google/thought_signature";
 
 pub(super) fn turns(request: &ChatRequest, provider: &str) -> Result<Turns, ChatError> {
@@ -113,7 +145,7 @@ impl Turns {
 }
 
 impl Turn {
-    /// Orders results like their calls: not every API matches them by id.
+    /// Orders results by their calls: not every API matches them by id.
     fn order_results(&mut self) {
         let number = |part: &Part| match part {
             Part::Result { number, .. } => Some(*number),
@@ -155,7 +187,7 @@ fn append(text: &mut String, more: &str) {
     text.push_str(more);
 }
 
-/// Reads one message. Content that cannot be translated is refused rather than dropped.
+/// Reads one message. Refuses content that cannot be translated instead of dropping it.
 struct Reader<'a> {
     message: &'a Message,
     index: usize,
@@ -252,11 +284,7 @@ impl Reader<'_> {
                 self.wrong("every one of 'tool_calls' must have an 'id' and a 'function' with a 'name'")
             );
         };
-        let arguments = match text("/function/arguments").map(str::trim) {
-            None | Some("") => Metadata::new(),
-            Some(arguments) => serde_json::from_str(arguments)
-                .map_err(|_| self.wrong("the 'arguments' of a tool call must be a JSON object"))?,
-        };
+        let arguments = Arguments::read(text("/function/arguments").unwrap_or_default())?;
         Ok(Call {
             number: 0,
             id: id.to_owned(),
@@ -350,12 +378,12 @@ mod tests {
             {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "rain"}]},
             {"role": "user", "content": "and now?"}]))
         .unwrap();
-        let call = |id: &str, name: &str, arguments: Value, signature: Option<&str>| {
+        let call = |id: &str, name: &str, arguments: &str, signature: Option<&str>| {
             Part::Call(Call {
                 number: usize::from(id == "2"),
                 id: id.into(),
                 name: name.into(),
-                arguments: arguments.as_object().unwrap().clone(),
+                arguments: Arguments::read(arguments).unwrap(),
                 signature: signature.map(str::to_owned),
             })
         };
@@ -367,8 +395,8 @@ mod tests {
         assert_eq!(
             found.turns[1].parts,
             [
-                call("1", "weather", json!({"city": "Oslo"}), None),
-                call("2", "clock", json!({}), Some("sig"))
+                call("1", "weather", "{\"city\": \"Oslo\"}", None),
+                call("2", "clock", "{}", Some("sig"))
             ]
         );
         assert_eq!(
@@ -379,6 +407,17 @@ mod tests {
                 Part::Text("and now?".into())
             ]
         );
+    }
+
+    #[test]
+    fn arguments_keep_their_digits_and_malformed_ones_are_wrapped() {
+        let written = |text: &str| Arguments::read(text).unwrap().0.get().to_owned();
+        let long = r#"{"id": 123456789012345678901234567890, "price": 0.10000000000000000001}"#;
+        assert_eq!(written(&format!(" {long}\n")), long);
+        for malformed in ["[1]", "{\"city\": \"Os", "city=Oslo", "7"] {
+            let object: Value = serde_json::from_str(&written(malformed)).unwrap();
+            assert_eq!(object, json!({ "malformed_arguments": malformed }));
+        }
     }
 
     #[test]
@@ -440,7 +479,6 @@ mod tests {
             json!({"role": "system", "content": [{"type": "image_url", "image_url": {"url": "https://h"}}]}),
             json!({"role": "assistant", "content": null, "tool_calls": [{"id": "1"}]}),
             json!({"role": "assistant", "content": null, "tool_calls": "x"}),
-            json!({"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "[1]"}}]}),
             json!({"role": "assistant", "content": null, "function_call": {"name": "f"}}),
             json!({"role": "tool", "content": "x"}),
             json!({"role": "tool", "tool_call_id": "never made", "content": "x"}),

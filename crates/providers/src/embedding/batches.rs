@@ -1,4 +1,4 @@
-//! Splitting a request by the limits of an API.
+//! Splits a request by the limits of an API.
 
 use ragstone_core::model::{CallLimits, EmbedInput, ModelError};
 
@@ -14,13 +14,13 @@ pub(super) fn into_texts(inputs: Vec<EmbedInput>, provider: &str) -> Result<Vec<
         .collect()
 }
 
-/// Consecutive runs within the limits. A text that alone exceeds them is a run of its own, and the API
-/// decides about it.
+/// Splits texts into batches within the limits. A text above the limits is a batch of its own, which the
+/// API may refuse.
 pub(super) fn split(texts: &[String], limits: CallLimits) -> Vec<&[String]> {
     split_by(texts, limits, String::len)
 }
 
-/// [`split`] for anything with a size in bytes.
+/// Splits any items by the number and size of their texts.
 pub fn split_by<T>(items: &[T], limits: CallLimits, bytes_of: impl Fn(&T) -> usize) -> Vec<&[T]> {
     let mut batches = Vec::new();
     let (mut start, mut bytes) = (0, 0_usize);

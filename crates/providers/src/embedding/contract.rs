@@ -1,8 +1,8 @@
 //! The client of the embedding service contract: an external service that embeds the chunks of a
 //! knowledge base.
 //!
-//! The caller keeps the ledger and must not send chunks that are known already. The client checks the
-//! answer: each chunk is embedded once or, as a duplicate, skipped once, and nothing else comes back.
+//! The caller keeps the ledger and sends only new chunks. The answer is checked here: it must embed or
+//! skip every chunk exactly once, and contain nothing else.
 
 use std::collections::HashMap;
 
@@ -19,7 +19,7 @@ use crate::http::{Auth, Call, ClientSettings, ServiceClient};
 pub struct ContractRequest {
     pub knowledgebase_id: String,
     pub chunks: Vec<Chunk>,
-    /// `None` for the service's default model.
+    /// The service's default model if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_id: Option<String>,
 }
@@ -55,7 +55,7 @@ pub struct SkippedChunk {
 #[derive(Debug, Clone, PartialEq)]
 pub struct ContractAnswer {
     pub embeddings: Vec<ChunkEmbedding>,
-    /// The ids of chunks that were skipped.
+    /// The ids of the skipped chunks.
     pub skipped: Vec<String>,
 }
 
@@ -68,7 +68,7 @@ struct RawAnswer {
 #[derive(Debug, Clone)]
 pub struct ContractClient(ServiceClient);
 
-/// The type of such a service in `providers`.
+/// The type of these services in `providers`.
 pub const CONTRACT_TYPE: &str = "embedding-service";
 
 impl ContractClient {
@@ -94,12 +94,12 @@ impl ContractClient {
         self.0.service()
     }
 
-    /// An error for an answer that the caller cannot use.
+    /// The error for an invalid answer.
     pub fn bad_answer(&self, reason: impl Into<String>) -> CallError {
         self.0.bad_answer(reason)
     }
 
-    /// Embeds chunks. Sends nothing for an empty list.
+    /// Embeds chunks. Without chunks, no request is sent.
     pub async fn embed_chunks(&self, request: &ContractRequest) -> Result<ContractAnswer, CallError> {
         if request.chunks.is_empty() {
             return Ok(ContractAnswer {
@@ -155,7 +155,7 @@ fn check(request: &ContractRequest, answer: RawAnswer) -> Result<ContractAnswer,
             return Err("its embeddings are of more than one model".to_owned());
         }
     }
-    // The contract does not require a list of skipped chunks: without one, the missing ones were skipped.
+    // The contract requires no list of skipped chunks: without one, the missing chunks were skipped.
     let Some(listed) = answer.skipped else {
         return Ok(ContractAnswer {
             skipped: open.into_keys().map(str::to_owned).collect(),

@@ -1,7 +1,7 @@
 //! Embedders behind an API.
 //!
-//! [`resolve`] interprets the `embedding` section of a configuration, [`from_config`] makes the embedder it
-//! names, and [`create`] makes one from known settings, such as an entry of `embeddings.yml`.
+//! [`resolve`] interprets the `embedding` section of a configuration, [`from_config`] creates its
+//! embedder, and [`create`] creates one from settings, such as an entry of `embeddings.yml`.
 
 mod batches;
 mod contract;
@@ -28,14 +28,14 @@ use crate::http::{Auth, ClientSettings, Policy, ServiceClient};
 
 /// A kind of embedding API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EmbeddingApi {
+pub enum EmbeddingBackend {
     OpenAi,
     Google,
     /// Ollama, through its OpenAI-compatible endpoint.
     Local,
 }
 
-impl EmbeddingApi {
+impl EmbeddingBackend {
     pub const ALL: [Self; 3] = [Self::OpenAi, Self::Google, Self::Local];
 
     /// The error for an unknown type lists the known ones.
@@ -85,30 +85,30 @@ impl EmbeddingApi {
 /// The settings of an embedder behind an API.
 #[derive(Debug, Clone)]
 pub struct EmbedderSettings {
-    /// The model id in the metadata of collections.
+    /// Its name in collections.
     pub id: String,
-    /// The entry of `providers` it belongs to, for errors and logs.
+    /// Its entry of `providers`, for errors and logs.
     pub provider: String,
-    pub backend: EmbeddingApi,
+    pub backend: EmbeddingBackend,
     pub api_key: Option<SecretString>,
     pub base_url: Option<String>,
     /// Empty for the backend's default.
     pub model: String,
     /// Sent with every call; `None` for the backend's default.
     pub dimensions: Option<usize>,
-    /// The configured version of the model.
+    /// The model's version, if it is configured.
     pub version: Option<String>,
     pub policy: Policy,
 }
 
-/// Makes an embedder of any kind of API.
+/// Creates an embedder for any kind of embedding API.
 pub fn create(settings: EmbedderSettings) -> Result<Arc<dyn Embedder>, ConfigError> {
     let backend = settings.backend;
     let own_address = settings.base_url.filter(|url| !url.is_empty());
     let needs_key = match backend {
-        EmbeddingApi::OpenAi => own_address.is_none(),
-        EmbeddingApi::Google => true,
-        EmbeddingApi::Local => false,
+        EmbeddingBackend::OpenAi => own_address.is_none(),
+        EmbeddingBackend::Google => true,
+        EmbeddingBackend::Local => false,
     };
     if needs_key && settings.api_key.is_none() {
         return Err(ConfigError::MissingKey {
@@ -121,7 +121,7 @@ pub fn create(settings: EmbedderSettings) -> Result<Arc<dyn Embedder>, ConfigErr
     client.policy = settings.policy;
     client.auth = match (settings.api_key, backend) {
         (None, _) => Auth::None,
-        (Some(key), EmbeddingApi::Google) => Auth::Header {
+        (Some(key), EmbeddingBackend::Google) => Auth::Header {
             name: "x-goog-api-key".into(),
             key,
         },
@@ -155,9 +155,13 @@ pub fn create(settings: EmbedderSettings) -> Result<Arc<dyn Embedder>, ConfigErr
     };
     let client = ServiceClient::new(client)?;
     Ok(match backend {
-        EmbeddingApi::OpenAi => Arc::new(openai::OpenAiEmbedder::new(client, info, openai::Flavour::OpenAi)),
-        EmbeddingApi::Local => Arc::new(openai::OpenAiEmbedder::new(client, info, openai::Flavour::Ollama)),
-        EmbeddingApi::Google => Arc::new(google::GoogleEmbedder::new(client, info)?),
+        EmbeddingBackend::OpenAi => {
+            Arc::new(openai::OpenAiEmbedder::new(client, info, openai::Flavour::OpenAi))
+        }
+        EmbeddingBackend::Local => {
+            Arc::new(openai::OpenAiEmbedder::new(client, info, openai::Flavour::Ollama))
+        }
+        EmbeddingBackend::Google => Arc::new(google::GoogleEmbedder::new(client, info)?),
     })
 }
 
@@ -165,7 +169,7 @@ pub fn create(settings: EmbedderSettings) -> Result<Arc<dyn Embedder>, ConfigErr
 mod tests {
     use super::*;
 
-    fn settings(backend: EmbeddingApi) -> EmbedderSettings {
+    fn settings(backend: EmbeddingBackend) -> EmbedderSettings {
         EmbedderSettings {
             id: "m".into(),
             provider: "p".into(),
@@ -181,7 +185,7 @@ mod tests {
 
     #[test]
     fn given_an_unknown_provider_type_when_creating_via_registry_then_an_error_is_returned() {
-        let error = EmbeddingApi::parse("cohere").unwrap_err().to_string();
+        let error = EmbeddingBackend::parse("cohere").unwrap_err().to_string();
         assert_eq!(
             error,
             "Unknown embedding provider type 'cohere'; known are: openai, google, local"
@@ -191,9 +195,9 @@ mod tests {
     #[test]
     fn defaults_are_those_of_the_backend() {
         for (backend, model, dimensions) in [
-            (EmbeddingApi::OpenAi, "text-embedding-3-small", 1536),
-            (EmbeddingApi::Google, "text-embedding-004", 768),
-            (EmbeddingApi::Local, "nomic-embed-text", 768),
+            (EmbeddingBackend::OpenAi, "text-embedding-3-small", 1536),
+            (EmbeddingBackend::Google, "text-embedding-004", 768),
+            (EmbeddingBackend::Local, "nomic-embed-text", 768),
         ] {
             let embedder = create(settings(backend)).unwrap();
             let info = embedder.info();
@@ -210,17 +214,17 @@ mod tests {
             api_key: None,
             ..settings(backend)
         };
-        for backend in [EmbeddingApi::OpenAi, EmbeddingApi::Google] {
+        for backend in [EmbeddingBackend::OpenAi, EmbeddingBackend::Google] {
             assert!(matches!(
                 create(without(backend)),
                 Err(ConfigError::MissingKey { .. })
             ));
         }
-        assert!(create(without(EmbeddingApi::Local)).is_ok());
+        assert!(create(without(EmbeddingBackend::Local)).is_ok());
     }
 
     #[test]
     fn debug_output_of_settings_shows_no_key() {
-        assert!(!format!("{:?}", settings(EmbeddingApi::OpenAi)).contains("canary"));
+        assert!(!format!("{:?}", settings(EmbeddingBackend::OpenAi)).contains("canary"));
     }
 }

@@ -1,4 +1,4 @@
-//! OpenAI's embeddings API, which Ollama and many others offer, too.
+//! The embeddings API of OpenAI, which Ollama and many others offer too.
 
 use std::fmt;
 
@@ -27,7 +27,7 @@ impl Flavour {
                 texts: 2048,
                 bytes: 300_000,
             },
-            // Ollama has no limit. A batch is small enough to end well within the deadline.
+            // Ollama has no limit. These keep one call well within its deadline.
             Self::Ollama => CallLimits {
                 texts: 64,
                 bytes: 128 << 10,
@@ -65,8 +65,8 @@ struct Item {
     embedding: Vec<f32>,
 }
 
-/// The numbers of a vector: in base64, which is requested because it is less than half as long and far
-/// faster to read, or as a list, from services without base64.
+/// Reads a vector: in base64, which is requested because it is shorter and faster to parse, or as a list,
+/// from services without base64.
 fn numbers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f32>, D::Error> {
     struct Numbers;
 
@@ -127,7 +127,7 @@ impl OpenAiEmbedder {
     }
 }
 
-/// Sorts by index: the API guarantees no order. Every index must occur once.
+/// Sorts vectors by their index, which must be complete and unique: the API promises no order.
 fn in_order(items: Vec<Item>, count: usize) -> Result<Vec<Vec<f32>>, String> {
     if items.len() != count {
         return Err(format!("{} vectors for {count} texts", items.len()));

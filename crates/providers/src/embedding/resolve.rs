@@ -1,11 +1,11 @@
-//! Interpreting an `embedding` section.
+//! Interprets an `embedding` section.
 
 use std::sync::Arc;
 
 use ragstone_core::model::Embedder;
 use secrecy::SecretString;
 
-use super::{EmbedderSettings, EmbeddingApi, create};
+use super::{EmbedderSettings, EmbeddingBackend, create};
 use crate::chat::ChatBackend;
 use crate::config::{EmbeddingConfig, Environment, ProviderEntry, Providers, Secret};
 use crate::error::ConfigError;
@@ -14,13 +14,13 @@ use crate::http::Policy;
 /// The alias of the embedder that agent memory uses.
 const MEMORY_MODEL: &str = "memory";
 
-/// The embedder that a configuration selects.
+/// The result of resolving a configuration.
 #[derive(Debug, Clone)]
 pub enum Resolution {
     /// Neither `providerID` nor `provider: local` is set.
     Disabled,
     Found {
-        backend: EmbeddingApi,
+        backend: EmbeddingBackend,
         /// The key as configured; local models need none.
         api_key: Option<Secret>,
         base_url: Option<String>,
@@ -32,7 +32,7 @@ pub enum Resolution {
 }
 
 impl Resolution {
-    /// The type of the embedding API; empty if there is none.
+    /// The type of the embedding backend; empty if there is none.
     pub fn backend_type(&self) -> &'static str {
         match self {
             Self::Found { backend, .. } => backend.as_str(),
@@ -52,12 +52,12 @@ impl Resolution {
 /// The types of `providers` with embeddings.
 const EMBEDDING_TYPES: &str = "openai, gemini, google, ollama";
 
-/// The embedding API of a provider's type; `None` for types without embeddings.
-pub fn provider_type_to_embedding_type(provider_type: &str) -> Option<EmbeddingApi> {
+/// The embedding backend of a provider's type; `None` for types without embeddings.
+pub fn provider_type_to_embedding_type(provider_type: &str) -> Option<EmbeddingBackend> {
     match provider_type {
-        "openai" => Some(EmbeddingApi::OpenAi),
-        "gemini" | "google" => Some(EmbeddingApi::Google),
-        "ollama" => Some(EmbeddingApi::Local),
+        "openai" => Some(EmbeddingBackend::OpenAi),
+        "gemini" | "google" => Some(EmbeddingBackend::Google),
+        "ollama" => Some(EmbeddingBackend::Local),
         _ => None,
     }
 }
@@ -71,7 +71,7 @@ pub fn resolve(config: &EmbeddingConfig, providers: &Providers) -> Resolution {
     }
     if config.provider == "local" {
         return Resolution::Found {
-            backend: EmbeddingApi::Local,
+            backend: EmbeddingBackend::Local,
             api_key: None,
             base_url: Some(config.local.base_url.clone()).filter(|url| !url.is_empty()),
         };
@@ -83,7 +83,10 @@ fn resolve_entry(entry: &ProviderEntry) -> Resolution {
     match provider_type_to_embedding_type(&entry.provider_type) {
         Some(backend) => Resolution::Found {
             backend,
-            api_key: entry.api_key.clone().filter(|_| backend != EmbeddingApi::Local),
+            api_key: entry
+                .api_key
+                .clone()
+                .filter(|_| backend != EmbeddingBackend::Local),
             base_url: entry.base_url.clone(),
         },
         None => Resolution::NotOffered {
@@ -92,7 +95,7 @@ fn resolve_entry(entry: &ProviderEntry) -> Resolution {
     }
 }
 
-/// The embedder of an `embedding` section; `None` if it is disabled.
+/// The embedder of an `embedding` section; `None` if embedding is disabled.
 pub fn from_config(
     config: &EmbeddingConfig,
     providers: &Providers,
@@ -103,7 +106,7 @@ pub fn from_config(
         return Ok(None);
     }
     let local_model = &config.local.model;
-    let is_local = resolution.backend_type() == EmbeddingApi::Local.as_str();
+    let is_local = resolution.backend_type() == EmbeddingBackend::Local.as_str();
     let model = if is_local && config.model.is_empty() {
         local_model.clone()
     } else {
@@ -116,7 +119,7 @@ pub fn from_config(
     };
     open(
         resolution,
-        Wanted {
+        EmbedderRequest {
             id: MEMORY_MODEL,
             provider,
             model: &model,
@@ -129,7 +132,7 @@ pub fn from_config(
     .map(Some)
 }
 
-/// The embedder of an entry of `providers`, which `embeddings.yml` names.
+/// The embedder of an entry of `providers` that `embeddings.yml` names.
 pub fn from_entry(
     id: &str,
     provider: &str,
@@ -142,7 +145,7 @@ pub fn from_entry(
     let resolution = providers
         .get(provider)
         .map_or(Resolution::UnknownProvider, resolve_entry);
-    let wanted = Wanted {
+    let wanted = EmbedderRequest {
         id,
         provider,
         model,
@@ -152,7 +155,7 @@ pub fn from_entry(
     open(resolution, wanted, providers, env)
 }
 
-struct Wanted<'a> {
+struct EmbedderRequest<'a> {
     id: &'a str,
     provider: &'a str,
     model: &'a str,
@@ -162,7 +165,7 @@ struct Wanted<'a> {
 
 fn open(
     resolution: Resolution,
-    wanted: Wanted,
+    wanted: EmbedderRequest,
     providers: &Providers,
     env: Environment,
 ) -> Result<Arc<dyn Embedder>, ConfigError> {

@@ -17,8 +17,7 @@ pub(super) fn check(vector: &[f32], dimensions: usize) -> Result<(), String> {
     check_vector(vector).map_err(|e| e.to_string())
 }
 
-/// Checks the vectors of one batch, in order, and distributes the token count of the batch over the texts
-/// by their length.
+/// Checks the vectors of one batch, and distributes its token count over the texts by their length.
 pub(super) fn finish(
     vectors: Vec<Vec<f32>>,
     texts: &[String],
@@ -48,14 +47,14 @@ pub(super) fn finish(
         .collect()
 }
 
-/// The error of a failed call for the caller. The provider's message goes to the log.
+/// The model error of a failed call. The provider's message goes to the log.
 pub fn model_error(error: CallError) -> ModelError {
     let failure = RemoteFailure {
         provider: error.service().to_owned(),
         fault: fault(&error),
         reason: error.to_string(),
     };
-    tracing::warn!(provider = %failure.provider, reason = %failure.reason, "a provider gave no embeddings");
+    tracing::warn!(provider = %failure.provider, reason = %failure.reason, "a call of an embedding provider failed");
     ModelError::Remote(failure)
 }
 

@@ -240,6 +240,35 @@ async fn gemini_is_translated_both_ways() {
 }
 
 #[tokio::test]
+async fn a_gemini_stream_with_a_reason_in_every_piece_finishes_once() {
+    let server = TestServer::start(|_, _| {
+        let call = json!({"candidates": [{"finishReason": "STOP", "content": {"role": "model", "parts": [
+            {"functionCall": {"name": "weather", "args": {"city": "Rome"}}}]}}]});
+        Reply::Events(vec![
+            event(gemini_piece("Hel", Some("STOP"))),
+            event(gemini_piece("lo", Some("STOP"))),
+            event(call),
+        ])
+    })
+    .await;
+    let gemini = model(ChatBackend::Gemini, &server.url);
+    let mut stream = gemini.stream(conversation()).await.unwrap();
+    let (mut text, mut reasons, mut calls) = (String::new(), Vec::new(), 0);
+    while let Some(chunk) = stream.next().await {
+        let choice = chunk.unwrap()["choices"][0].clone();
+        assert!(
+            reasons.is_empty() || choice.is_null(),
+            "only the usage follows: {choice}"
+        );
+        text.push_str(choice["delta"]["content"].as_str().unwrap_or_default());
+        calls += choice["delta"]["tool_calls"].as_array().map_or(0, Vec::len);
+        reasons.extend(choice["finish_reason"].as_str().map(str::to_owned));
+    }
+    assert_eq!((text.as_str(), calls), ("Hello", 1));
+    assert_eq!(reasons, ["tool_calls"]);
+}
+
+#[tokio::test]
 async fn gemini_streams_are_translated() {
     let server = TestServer::start(|_, _| {
         Reply::Events(vec![

@@ -265,6 +265,64 @@ fn gemini_calls(reason: &str) -> Value {
         {"functionCall": {"name": "clock"}}]}}]})
 }
 
+const LONG: &str = r#"{"id":123456789012345678901234567890,"b":1,"a":2}"#;
+
+/// Asks about a call with these arguments, whose tool failed.
+fn about_a_call(arguments: &str) -> ChatRequest {
+    ask(json!({"messages": [{"role": "user", "content": "x"},
+        {"role": "assistant", "content": null, "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "weather", "arguments": arguments}}]},
+        {"role": "tool", "tool_call_id": "1", "content": "failed"}]}))
+}
+
+#[tokio::test]
+async fn arguments_in_the_history_keep_their_digits_and_may_be_malformed() {
+    for backend in [ChatBackend::Gemini, ChatBackend::Anthropic] {
+        let server = TestServer::start(move |_, _| match backend {
+            ChatBackend::Gemini => Reply::json(gemini_calls("STOP")),
+            _ => Reply::json(
+                json!({"id": "m", "model": "c", "content": [{"type": "text", "text": "x"}],
+                "stop_reason": "end_turn"}),
+            ),
+        })
+        .await;
+        whole(backend, &server.url, about_a_call(LONG)).await;
+        let sent = String::from_utf8(server.seen()[0].body.clone()).unwrap();
+        assert!(sent.contains(LONG), "{sent}");
+        for malformed in ["{\"city\": \"Os", "[1, 2]", "Oslo"] {
+            whole(backend, &server.url, about_a_call(malformed)).await;
+            let sent = server.seen().last().unwrap().json();
+            let call = match backend {
+                ChatBackend::Gemini => &sent["contents"][1]["parts"][0]["functionCall"]["args"],
+                _ => &sent["messages"][1]["content"][0]["input"],
+            };
+            assert_eq!(*call, json!({ "malformed_arguments": malformed }));
+        }
+    }
+}
+
+#[tokio::test]
+async fn arguments_that_gemini_writes_keep_their_digits() {
+    let server = TestServer::start(|_, _| {
+        let body = json!({"candidates": [{"finishReason": "STOP", "content": {"parts": [
+            {"functionCall": {"name": "weather", "args": "LONG"}}]}}]});
+        Reply::Answer {
+            status: 200,
+            headers: Vec::new(),
+            body: body.to_string().replace("\"LONG\"", LONG).into_bytes(),
+        }
+    })
+    .await;
+    let (message, _) = whole(
+        ChatBackend::Gemini,
+        &server.url,
+        ask(json!({"messages": [
+        {"role": "user", "content": "x"}]})),
+    )
+    .await;
+    assert_eq!(message["tool_calls"][0]["function"]["arguments"], LONG);
+}
+
 #[tokio::test]
 async fn gemini_gets_tools_calls_and_results() {
     let server = TestServer::start(|seen, _| match seen.target.contains("stream") {

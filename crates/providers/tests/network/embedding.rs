@@ -6,7 +6,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, RemoteFailure, RemoteFault, Role};
-use ragstone_providers::embedding::{EmbedderSettings, EmbeddingApi, create};
+use ragstone_providers::embedding::{EmbedderSettings, EmbeddingBackend, create};
 use ragstone_providers::http::Policy;
 use serde_json::{Value, json};
 
@@ -15,12 +15,12 @@ use crate::common::{CANARY, quick};
 
 const WIDTH: usize = 4;
 
-fn embedder(backend: EmbeddingApi, url: &str, policy: Policy) -> Arc<dyn Embedder> {
+fn embedder(backend: EmbeddingBackend, url: &str, policy: Policy) -> Arc<dyn Embedder> {
     create(EmbedderSettings {
         id: "m".into(),
         provider: "my-provider".into(),
         backend,
-        api_key: (backend != EmbeddingApi::Local).then(|| CANARY.to_owned().into()),
+        api_key: (backend != EmbeddingBackend::Local).then(|| CANARY.to_owned().into()),
         base_url: Some(format!("{url}/v1")),
         model: "model-x".into(),
         dimensions: Some(WIDTH),
@@ -55,7 +55,7 @@ async fn googles_answer_to_a_wrong_key_is_not_about_the_text() {
         )
     })
     .await;
-    let refused = embed(&embedder(EmbeddingApi::Google, &server.url, quick()), &["a"]).await;
+    let refused = embed(&embedder(EmbeddingBackend::Google, &server.url, quick()), &["a"]).await;
     assert_eq!(
         failure(refused.unwrap_err()).fault,
         RemoteFault::Misconfigured { status: 400 }
@@ -68,7 +68,7 @@ async fn a_wait_without_end_is_no_reason_to_panic() {
         Reply::status(429, json!({})).with_header("retry-after", "18446744073709551615")
     })
     .await;
-    let refused = embed(&embedder(EmbeddingApi::OpenAi, &server.url, quick()), &["a"]).await;
+    let refused = embed(&embedder(EmbeddingBackend::OpenAi, &server.url, quick()), &["a"]).await;
     let hour = Duration::from_secs(3600);
     assert_eq!(
         failure(refused.unwrap_err()).fault,
@@ -100,11 +100,11 @@ fn google_answer(seen: &Seen) -> Value {
     json!({"embeddings": embeddings})
 }
 
-async fn well_behaved(backend: EmbeddingApi) -> TestServer {
+async fn well_behaved(backend: EmbeddingBackend) -> TestServer {
     TestServer::start(move |seen, _| {
         Reply::json(match backend {
-            EmbeddingApi::Google => google_answer(seen),
-            EmbeddingApi::OpenAi | EmbeddingApi::Local => openai_answer(seen),
+            EmbeddingBackend::Google => google_answer(seen),
+            EmbeddingBackend::OpenAi | EmbeddingBackend::Local => openai_answer(seen),
         })
     })
     .await
@@ -113,9 +113,9 @@ async fn well_behaved(backend: EmbeddingApi) -> TestServer {
 #[tokio::test]
 async fn given_openai_api_key_and_model_when_embed_is_called_then_vectors_of_configured_dimensions_are_returned()
  {
-    let server = well_behaved(EmbeddingApi::OpenAi).await;
+    let server = well_behaved(EmbeddingBackend::OpenAi).await;
     let done = embed(
-        &embedder(EmbeddingApi::OpenAi, &server.url, quick()),
+        &embedder(EmbeddingBackend::OpenAi, &server.url, quick()),
         &["a", "bcd"],
     )
     .await
@@ -133,8 +133,8 @@ async fn given_openai_api_key_and_model_when_embed_is_called_then_vectors_of_con
 
 #[tokio::test]
 async fn given_openai_provider_with_dimensions_n_then_embedding_request_includes_dimensions_n() {
-    let server = well_behaved(EmbeddingApi::OpenAi).await;
-    embed(&embedder(EmbeddingApi::OpenAi, &server.url, quick()), &["a"])
+    let server = well_behaved(EmbeddingBackend::OpenAi).await;
+    embed(&embedder(EmbeddingBackend::OpenAi, &server.url, quick()), &["a"])
         .await
         .unwrap();
     let body = server.seen()[0].json();
@@ -147,9 +147,9 @@ async fn given_openai_provider_with_dimensions_n_then_embedding_request_includes
 #[tokio::test]
 async fn given_google_api_key_and_model_when_embed_is_called_then_vectors_matching_configured_dimensions_are_returned()
  {
-    let server = well_behaved(EmbeddingApi::Google).await;
+    let server = well_behaved(EmbeddingBackend::Google).await;
     let done = embed(
-        &embedder(EmbeddingApi::Google, &server.url, quick()),
+        &embedder(EmbeddingBackend::Google, &server.url, quick()),
         &["a", "bcd"],
     )
     .await
@@ -165,8 +165,8 @@ async fn given_google_api_key_and_model_when_embed_is_called_then_vectors_matchi
 
 #[tokio::test]
 async fn given_google_provider_with_dimensions_n_then_embed_content_includes_output_dimensionality_n() {
-    let server = well_behaved(EmbeddingApi::Google).await;
-    let embedder = embedder(EmbeddingApi::Google, &server.url, quick());
+    let server = well_behaved(EmbeddingBackend::Google).await;
+    let embedder = embedder(EmbeddingBackend::Google, &server.url, quick());
     embed(&embedder, &["a", "b"]).await.unwrap();
     embedder
         .embed(vec!["q".to_owned().into()], Role::Query)
@@ -183,8 +183,8 @@ async fn given_google_provider_with_dimensions_n_then_embed_content_includes_out
 
 #[tokio::test]
 async fn given_local_ollama_endpoint_when_embed_is_called_then_vectors_from_the_local_model_are_returned() {
-    let server = well_behaved(EmbeddingApi::Local).await;
-    let done = embed(&embedder(EmbeddingApi::Local, &server.url, quick()), &["abc"])
+    let server = well_behaved(EmbeddingBackend::Local).await;
+    let done = embed(&embedder(EmbeddingBackend::Local, &server.url, quick()), &["abc"])
         .await
         .unwrap();
     assert_eq!(done[0].vector, vector_of("abc"));
@@ -193,8 +193,8 @@ async fn given_local_ollama_endpoint_when_embed_is_called_then_vectors_from_the_
 
 #[tokio::test]
 async fn given_local_provider_with_dimensions_n_then_embedding_request_includes_dimensions_n() {
-    let server = well_behaved(EmbeddingApi::Local).await;
-    embed(&embedder(EmbeddingApi::Local, &server.url, quick()), &["a"])
+    let server = well_behaved(EmbeddingBackend::Local).await;
+    embed(&embedder(EmbeddingBackend::Local, &server.url, quick()), &["a"])
         .await
         .unwrap();
     assert_eq!(server.seen()[0].json()["dimensions"], WIDTH);
@@ -203,9 +203,9 @@ async fn given_local_provider_with_dimensions_n_then_embedding_request_includes_
 #[tokio::test]
 async fn batches_respect_each_apis_limits_and_keep_the_order() {
     for (backend, texts, calls) in [
-        (EmbeddingApi::OpenAi, 2049, 2),
-        (EmbeddingApi::Google, 101, 2),
-        (EmbeddingApi::Local, 65, 2),
+        (EmbeddingBackend::OpenAi, 2049, 2),
+        (EmbeddingBackend::Google, 101, 2),
+        (EmbeddingBackend::Local, 65, 2),
     ] {
         let server = well_behaved(backend).await;
         let texts: Vec<String> = (0..texts).map(|i| "x".repeat(i % 7 + 1)).collect();
@@ -222,10 +222,10 @@ async fn batches_respect_each_apis_limits_and_keep_the_order() {
                 .all(|(text, e)| e.vector == vector_of(text))
         );
     }
-    let server = well_behaved(EmbeddingApi::OpenAi).await;
+    let server = well_behaved(EmbeddingBackend::OpenAi).await;
     let long = "x".repeat(200_000);
     let done = embed(
-        &embedder(EmbeddingApi::OpenAi, &server.url, quick()),
+        &embedder(EmbeddingBackend::OpenAi, &server.url, quick()),
         &[&long, &long, "y"],
     )
     .await
@@ -235,9 +235,9 @@ async fn batches_respect_each_apis_limits_and_keep_the_order() {
 
 #[tokio::test]
 async fn nothing_to_embed_asks_nobody() {
-    let server = well_behaved(EmbeddingApi::OpenAi).await;
+    let server = well_behaved(EmbeddingBackend::OpenAi).await;
     assert!(
-        embed(&embedder(EmbeddingApi::OpenAi, &server.url, quick()), &[])
+        embed(&embedder(EmbeddingBackend::OpenAi, &server.url, quick()), &[])
             .await
             .unwrap()
             .is_empty()
@@ -261,7 +261,7 @@ async fn vectors_are_asked_for_in_base64_and_read_in_both_forms() {
         Reply::json(answer)
     })
     .await;
-    let embedder = embedder(EmbeddingApi::OpenAi, &server.url, quick());
+    let embedder = embedder(EmbeddingBackend::OpenAi, &server.url, quick());
     for _ in 0..2 {
         let done = embed(&embedder, &["a", "bcd"]).await.unwrap();
         assert_eq!(done[0].vector, vector_of("a"));
@@ -278,7 +278,7 @@ async fn a_shuffled_answer_is_put_in_order() {
     })
     .await;
     let done = embed(
-        &embedder(EmbeddingApi::OpenAi, &server.url, quick()),
+        &embedder(EmbeddingBackend::OpenAi, &server.url, quick()),
         &["a", "bb", "ccc"],
     )
     .await
@@ -329,9 +329,12 @@ async fn answers_that_cannot_be_right_are_refused() {
     ];
     for (answer, word) in cases {
         let server = TestServer::start(move |_, _| Reply::json(answer.clone())).await;
-        let error = embed(&embedder(EmbeddingApi::OpenAi, &server.url, quick()), &["a", "b"])
-            .await
-            .unwrap_err();
+        let error = embed(
+            &embedder(EmbeddingBackend::OpenAi, &server.url, quick()),
+            &["a", "b"],
+        )
+        .await
+        .unwrap_err();
         let failure = failure(error);
         assert_eq!(failure.fault, RemoteFault::BadAnswer, "{failure:?}");
         assert!(failure.reason.contains(word), "{word}: {failure:?}");
@@ -347,7 +350,7 @@ async fn answers_that_cannot_be_right_are_refused() {
             body: body.to_vec(),
         })
         .await;
-        let error = embed(&embedder(EmbeddingApi::OpenAi, &server.url, quick()), &["a"])
+        let error = embed(&embedder(EmbeddingBackend::OpenAi, &server.url, quick()), &["a"])
             .await
             .unwrap_err();
         assert_eq!(failure(error).fault, RemoteFault::BadAnswer);
@@ -357,7 +360,7 @@ async fn answers_that_cannot_be_right_are_refused() {
         (json!({"embeddings": []}), "0 vectors for 1 texts"),
     ] {
         let server = TestServer::start(move |_, _| Reply::json(answer.clone())).await;
-        let error = embed(&embedder(EmbeddingApi::Google, &server.url, quick()), &["a"])
+        let error = embed(&embedder(EmbeddingBackend::Google, &server.url, quick()), &["a"])
             .await
             .unwrap_err();
         assert!(failure(error).reason.contains(word));
@@ -375,7 +378,11 @@ async fn refusals_of_the_api_are_told_apart() {
             Reply::status(status, json!({"error": {"message": "because"}})).with_header("retry-after", "7")
         })
         .await;
-        let refused = embed(&embedder(EmbeddingApi::OpenAi, &server.url, quickly()), &["a"]).await;
+        let refused = embed(
+            &embedder(EmbeddingBackend::OpenAi, &server.url, quickly()),
+            &["a"],
+        )
+        .await;
         failure(refused.unwrap_err())
     };
     let unauthorised = answer(401).await;
@@ -401,12 +408,15 @@ async fn refusals_of_the_api_are_told_apart() {
         deadline: Duration::from_millis(100),
         ..quick()
     };
-    let error = embed(&embedder(EmbeddingApi::Local, &hanging.url, impatient), &["a"])
-        .await
-        .unwrap_err();
+    let error = embed(
+        &embedder(EmbeddingBackend::Local, &hanging.url, impatient),
+        &["a"],
+    )
+    .await
+    .unwrap_err();
     assert_eq!(failure(error).fault, RemoteFault::Down);
     let error = embed(
-        &embedder(EmbeddingApi::Local, &refusing_url().await, quick()),
+        &embedder(EmbeddingBackend::Local, &refusing_url().await, quick()),
         &["a"],
     )
     .await
@@ -421,7 +431,7 @@ async fn a_busy_api_is_asked_again_when_it_says_so() {
         _ => Reply::json(openai_answer(seen)),
     })
     .await;
-    embed(&embedder(EmbeddingApi::OpenAi, &server.url, quick()), &["a"])
+    embed(&embedder(EmbeddingBackend::OpenAi, &server.url, quick()), &["a"])
         .await
         .unwrap();
     assert_eq!(server.seen().len(), 2);

@@ -1,4 +1,4 @@
-//! Chat with context: what is retrieved for the user's message goes into the system prompt.
+//! Chat with context: adds items retrieved for the user's message to the system prompt.
 
 mod render;
 
@@ -15,14 +15,14 @@ pub use render::HEADING;
 
 use crate::memory::{Found, Rag, Retrieval};
 
-/// What retrieval reads of a long message; embedding models read no more than this.
+/// The part of a long message that retrieval reads. Embedding models read no more than this.
 const MAX_QUERY_CHARS: usize = 8_000;
 
 #[derive(Debug, Clone)]
 pub struct ContextOptions {
-    /// How many tokens the section may add to the prompt.
+    /// The most tokens that the section adds to the prompt.
     pub token_budget: usize,
-    /// Retrieval that takes longer is given up, and the chat goes on without it.
+    /// Retrieval that takes longer is abandoned, and the chat continues without context.
     pub deadline: Duration,
 }
 
@@ -35,21 +35,21 @@ impl Default for ContextOptions {
     }
 }
 
-/// A chat model whose every call carries what memory knows about the question.
+/// A chat model that adds context from memory to every call.
 ///
-/// Retrieval never fails a call and never delays it beyond its deadline: without a result, the
-/// request goes on as it came.
+/// Retrieval never fails a call and never delays it beyond its deadline: without a result the request
+/// stays as it is.
 pub struct ContextAwareModelAdapter {
     model: Arc<dyn ChatModel>,
     rag: Arc<Rag>,
     options: ContextOptions,
 }
 
-/// A request on its way to the model, and what was put into it.
+/// A request with its context.
 #[derive(Debug)]
 pub struct Prepared {
     pub request: ChatRequest,
-    /// In the order of the prompt; empty where nothing was added.
+    /// The items of the context, in the order of the prompt.
     pub sources: Vec<Source>,
 }
 
@@ -64,7 +64,7 @@ impl ContextAwareModelAdapter {
         Self { model, rag, options }
     }
 
-    /// Adds the context. With a session, what belongs to other sessions is left out.
+    /// Adds the context. With a session, entries of other sessions are left out.
     pub async fn prepare(&self, mut request: ChatRequest, session_key: Option<&str>) -> Prepared {
         let found = self.retrieve(&request, session_key).await;
         let count = |text: &str| render::count_tokens(self.rag.embedder(), text);
@@ -91,7 +91,7 @@ impl ContextAwareModelAdapter {
             ..Retrieval::default()
         };
         let started = std::time::Instant::now();
-        // Not even a defect of ours costs the caller the answer.
+        // Not even a defect of retrieval may cost the caller the answer.
         let retrieving = AssertUnwindSafe(self.rag.retrieve(&retrieval)).catch_unwind();
         let outcome = tokio::time::timeout(self.options.deadline, retrieving).await;
         metrics::histogram!("ragstone_context_seconds").record(started.elapsed().as_secs_f64());

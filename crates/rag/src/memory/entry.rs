@@ -1,12 +1,12 @@
-//! What an agent can save.
+//! The entries of agent memory.
 
 use ragstone_core::CollectionName;
 use ragstone_core::document::Metadata;
 use ragstone_core::error::InvalidInput;
 use serde::{Deserialize, Serialize};
 
-/// No embedding model reads more than this of one text; what is longer belongs into a collection,
-/// split into documents. It also bounds what the worker holds in memory.
+/// No embedding model reads more of one text: longer texts belong into a collection, split into
+/// documents. It also bounds the memory of the worker.
 pub const MAX_TEXT_BYTES: usize = 64 << 10;
 
 const MAX_LABEL_BYTES: usize = 512;
@@ -27,7 +27,7 @@ impl Kind {
         Self::Learning,
     ];
 
-    /// The name of its vector collection, which is what retrieval calls it.
+    /// Its name in retrieval, and of its vector collection.
     pub fn collection(self) -> &'static str {
         match self {
             Self::Knowledge => "knowledge",
@@ -37,7 +37,7 @@ impl Kind {
         }
     }
 
-    /// What its source store is called.
+    /// The name of its source store.
     pub fn plural(self) -> &'static str {
         match self {
             Self::Knowledge => "knowledge",
@@ -55,7 +55,7 @@ impl Kind {
         Self::ALL.into_iter().find(|kind| kind.plural() == name)
     }
 
-    /// Whether its entries belong to a session, and stay out of the retrieval of others.
+    /// Whether its entries belong to a session, and are not retrieved in others.
     pub fn has_session(self) -> bool {
         matches!(self, Self::Observation | Self::Reflection)
     }
@@ -69,18 +69,18 @@ impl Kind {
         }
     }
 
-    /// Where its vectors are.
+    /// The collection of its vectors.
     pub fn vectors(self) -> CollectionName {
         CollectionName::internal(self.records())
     }
 
-    /// Its place in [`Kind::ALL`].
+    /// Its index in [`Kind::ALL`].
     pub(super) fn index(self) -> usize {
         self as usize
     }
 }
 
-/// One entry, as it is saved and as it is kept.
+/// One entry of memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Entry {
@@ -115,7 +115,7 @@ impl Entry {
         }
     }
 
-    /// The text that is embedded and given to whoever retrieves it.
+    /// The text that is embedded and retrieved.
     pub fn content(&self) -> String {
         match self {
             Self::Knowledge { content, .. }
@@ -139,7 +139,7 @@ impl Entry {
         }
     }
 
-    /// What its vector can be filtered by.
+    /// The metadata of its vector, for filters.
     pub fn metadata(&self) -> Metadata {
         let fields = [("session_key", self.session_key()), ("category", self.category())];
         fields
@@ -148,7 +148,7 @@ impl Entry {
             .collect()
     }
 
-    /// Says which field breaks a rule, and which rule.
+    /// Checks the fields; the error names the field and the rule.
     pub fn check(&self) -> Result<(), InvalidInput> {
         let texts: &[(&str, &str)] = match self {
             Self::Knowledge { content, .. }

@@ -1,4 +1,4 @@
-//! Embedding texts over HTTP: OpenAI's interface, and a plain one.
+//! Routes that embed texts: OpenAI's interface, and a plain one.
 
 use std::sync::Arc;
 
@@ -18,20 +18,20 @@ use super::state::AppState;
 
 const MAX_INPUTS: usize = 2048;
 const TRUNCATED: HeaderName = HeaderName::from_static("x-ragstone-truncated");
-/// Indexes in that header.
+/// The most indexes in that header.
 const MAX_LISTED: usize = 200;
 
 #[derive(Deserialize, ToSchema)]
 #[schema(example = json!({"model": "minilm", "input": ["a text", "another"]}))]
 pub(super) struct OpenAiBody {
     input: Input,
-    /// The id of a loaded model; the first one when absent.
+    /// The id of a loaded model; the first one by default.
     model: Option<String>,
     /// `float` (default) or `base64` (little-endian 32-bit floats).
     encoding_format: Option<String>,
-    /// Keep only this many numbers of each vector, scaled to length 1 again.
+    /// Truncate each vector to this many numbers and normalize it to length 1.
     dimensions: Option<usize>,
-    /// `query` or `passage` (default), for models that were trained to tell them apart.
+    /// `query` or `passage` (default), for models that embed them differently.
     input_type: Option<String>,
 }
 
@@ -87,7 +87,7 @@ pub(super) struct Usage {
     total_tokens: usize,
 }
 
-/// Embed texts, in the shape of OpenAI's interface.
+/// Embed texts through OpenAI's interface.
 #[utoipa::path(
     post, path = "/v1/embeddings", tag = "models", request_body = OpenAiBody,
     responses(
@@ -159,7 +159,7 @@ pub(super) async fn openai(
 #[schema(example = json!({"texts": ["a text"], "normalize": true}))]
 pub(super) struct EmbedBody {
     texts: Vec<String>,
-    /// Scale every vector to length 1; as the model gives it unless set.
+    /// Normalize every vector to length 1. By default it stays as the model made it.
     normalize: Option<bool>,
     model: Option<String>,
     /// `query` or `passage` (default).
@@ -172,7 +172,7 @@ pub(super) struct EmbedAnswer {
     model: String,
     dim: usize,
     embeddings: Vec<Vec<f32>>,
-    /// Indexes of texts that are longer than the model reads: only their beginning was embedded.
+    /// Indexes of the texts that were truncated to the model's limit.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     truncated: Vec<usize>,
@@ -207,14 +207,14 @@ pub(super) async fn plain(
     }))
 }
 
-/// The indexes of texts of which only the beginning was read.
+/// The indexes of truncated texts.
 fn truncated(embeddings: &[Embedding]) -> Vec<usize> {
     let cut = embeddings.iter().enumerate().filter(|(_, e)| e.truncated);
     cut.map(|(index, _)| index).collect()
 }
 
-/// OpenAI's answer has no place for it, and clients look at headers that they do not know as little as
-/// at fields. Proxies refuse headers of many kilobytes, so the list ends at some point.
+/// The header for truncated texts: OpenAI's answer has no field for them. Proxies refuse headers of many
+/// kilobytes, so the list is bounded.
 pub(super) fn truncated_header(indexes: &[usize]) -> HeaderMap {
     let mut listed: Vec<String> = indexes.iter().take(MAX_LISTED).map(usize::to_string).collect();
     if indexes.len() > MAX_LISTED {
@@ -242,7 +242,7 @@ async fn embed(
     Ok(embed_all(embedder.as_ref(), inputs, role).await?)
 }
 
-/// A model is known by its id, or by the name it was loaded from.
+/// Finds a model by its id, or by the name it was loaded from.
 fn choose(state: &AppState, wanted: Option<&str>) -> Result<Arc<dyn Embedder>, ApiError> {
     let models = &state.service.models;
     let Some(wanted) = wanted else {

@@ -1,4 +1,4 @@
-//! `/memory`: what an agent saves. Saving is durable at once; embedding follows in the background.
+//! `/memory`: the entries of an agent. A save is durable at once; embedding follows in the background.
 
 use axum::Json;
 use axum::extract::{FromRequestParts, Path, State};
@@ -17,23 +17,23 @@ use super::state::AppState;
 const DEFAULT_LIMIT: u64 = 100;
 const MAX_LIMIT: u64 = 1000;
 
-/// One body for all kinds; which fields it needs depends on the kind.
+/// An entry of any kind. The required fields depend on the kind.
 #[derive(Deserialize, ToSchema)]
 #[schema(example = json!({"session_key": "chat-17", "content": "The user prefers short answers."}))]
 pub(super) struct SaveEntry {
-    /// To replace an entry, or to choose the id of a new one; on routes that end in an id, that one counts.
+    /// The id of the entry to save or replace. An id in the path takes precedence.
     id: Option<String>,
-    /// Of knowledge: its id by another name.
+    /// Another name of `id`, for knowledge.
     key: Option<String>,
-    /// Of knowledge, an observation or a reflection.
+    /// The text of knowledge, an observation or a reflection.
     content: Option<String>,
-    /// The session an observation or a reflection belongs to.
+    /// The session of an observation or a reflection.
     session_key: Option<String>,
     /// When a learning applies.
     trigger: Option<String>,
-    /// What to do then.
+    /// The fix of a learning.
     fix: Option<String>,
-    /// Of knowledge or a learning.
+    /// The category of knowledge or a learning.
     category: Option<String>,
 }
 
@@ -70,7 +70,7 @@ impl SaveEntry {
 #[schema(example = json!({"id": "deploy-steps", "collection": "knowledge"}))]
 pub(super) struct Saved {
     id: String,
-    /// The vector collection it is found in.
+    /// The collection of its vector.
     collection: &'static str,
 }
 
@@ -82,7 +82,7 @@ pub(super) struct Saved {
 pub(super) struct EntryBody {
     id: String,
     collection: &'static str,
-    /// Of a learning: its trigger and its fix.
+    /// For a learning, its trigger and its fix.
     content: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     session_key: Option<String>,
@@ -92,11 +92,11 @@ pub(super) struct EntryBody {
     trigger: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     fix: Option<String>,
-    /// When it was last saved: RFC 3339, UTC.
+    /// Time of the last save (RFC 3339, UTC).
     saved_at: String,
     /// `none`, `queued`, `embedded` or `failed`.
     embedding: &'static str,
-    /// Why embedding failed.
+    /// The error of a failed embedding.
     #[serde(skip_serializing_if = "Option::is_none")]
     embedding_error: Option<String>,
 }
@@ -131,11 +131,11 @@ impl From<StoredEntry> for EntryBody {
 
 #[derive(Serialize, ToSchema)]
 pub(super) struct EntryList {
-    /// In the order of their ids, which for generated ids is the order of saving.
+    /// Ordered by id. Generated ids are in the order of saving.
     records: Vec<EntryBody>,
-    /// How many are on this page.
+    /// Entries on this page.
     count: usize,
-    /// Give it as `after` for the next page; absent on the last one.
+    /// The `after` of the next page; absent on the last page.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
 }
@@ -151,22 +151,22 @@ pub(super) struct EntryDeleted {
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"enabled": true, "queued": 12, "embedded": 3400, "failed": 0, "dropped": 0}))]
 pub(super) struct Status {
-    /// Whether what is saved is embedded.
+    /// Whether entries are embedded.
     enabled: bool,
-    /// Entries that wait to be embedded.
+    /// Entries that wait to be embedded, including those with a vector of another model.
     queued: u64,
-    /// Entries that have a vector.
+    /// Entries with a vector of the current model.
     embedded: u64,
-    /// Entries that were given up for now; each says why. They are tried again after a while.
+    /// Entries whose embedding failed; each has its error. They are retried later.
     failed: u64,
     /// Always 0: the queue is the database.
     dropped: u64,
-    /// Why the last call of the embedding provider brought nothing; absent once one succeeds.
+    /// The error of the last call of the embedding provider; absent after a success.
     #[serde(skip_serializing_if = "Option::is_none")]
     last_error: Option<String>,
 }
 
-/// The source store that the path names.
+/// The kind of memory in the path.
 pub(super) struct KindPath(Kind);
 
 impl FromRequestParts<AppState> for KindPath {
@@ -178,7 +178,7 @@ impl FromRequestParts<AppState> for KindPath {
     }
 }
 
-/// The source store and the entry that the path names.
+/// The kind of memory and the id in the path.
 pub(super) struct EntryPath(Kind, String);
 
 impl FromRequestParts<AppState> for EntryPath {
@@ -203,7 +203,7 @@ fn kind(segment: Option<&String>) -> Result<Kind, ApiError> {
     Kind::from_plural(name).ok_or_else(|| {
         let known = Kind::ALL.map(Kind::plural).join(", ");
         ApiError::not_found(format!(
-            "There is no memory of the kind '{}'; there are: {known}",
+            "Unknown kind of memory '{}'; use one of: {known}",
             shorten(name)
         ))
     })
@@ -213,7 +213,7 @@ fn entry_not_found(kind: Kind, id: &str) -> ApiError {
     ApiError::not_found(format!("No {} has the id '{}'", kind.collection(), shorten(id)))
 }
 
-/// Save an entry under an id of its own, or under the one that the body gives.
+/// Save an entry under a new id, or under the id in the body.
 #[utoipa::path(
     post, path = "/memory/{kind}", tag = "memory", request_body = SaveEntry,
     params(("kind" = String, Path, description = "`knowledge`, `observations`, `reflections` or `learnings`")),
@@ -231,13 +231,13 @@ pub(super) async fn create(
     let id = body.id.take().or(body.key.take()).map(parse_id).transpose()?;
     if id.is_none() && kind == Kind::Knowledge {
         return Err(ApiError::bad_request(
-            "Knowledge has a key: PUT /memory/knowledge/{key}, or give it as 'key' in the body",
+            "Field 'key' is required for knowledge: add it to the body, or use PUT /memory/knowledge/{key}",
         ));
     }
     save(&state, id, body.into_entry(kind)?).await
 }
 
-/// Save an entry under this id, in the place of the one that has it.
+/// Save an entry under this id. Replaces an existing entry.
 #[utoipa::path(
     put, path = "/memory/{kind}/{id}", tag = "memory", request_body = SaveEntry,
     params(
@@ -280,8 +280,8 @@ async fn save(state: &AppState, id: Option<DocumentId>, entry: Entry) -> Result<
     get, path = "/memory/{kind}", tag = "memory",
     params(
         ("kind" = String, Path, description = "`knowledge`, `observations`, `reflections` or `learnings`"),
-        ("limit" = Option<u64>, Query, description = "How many; 100 unless given, at most 1000"),
-        ("after" = Option<String>, Query, description = "Only entries after this id: the `next` of the page before"),
+        ("limit" = Option<u64>, Query, description = "Entries per page, at most 1000 (default: 100)"),
+        ("after" = Option<String>, Query, description = "Only entries after this id: the `next` of the previous page"),
         ("session_key" = Option<String>, Query, description = "Only entries of this session"),
     ),
     responses((status = 200, body = EntryList), (status = 400, body = ErrorBody), (status = 404, body = ErrorBody)),
@@ -360,7 +360,7 @@ pub(super) async fn delete(
     }
 }
 
-/// How far embedding has come.
+/// Show the state of the embedding queue.
 #[utoipa::path(get, path = "/memory/status", tag = "memory", responses((status = 200, body = Status)))]
 pub(super) async fn status(State(state): State<AppState>) -> Result<Json<Status>, ApiError> {
     let status = state.agent.memory.status().await?;

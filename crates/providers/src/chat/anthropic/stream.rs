@@ -24,7 +24,7 @@ pub(super) fn chunks(bytes: ByteStream, mut progress: Progress) -> ChatStream {
     }))
 }
 
-/// The state of a streamed answer.
+/// The state of an answer while it is read.
 pub(super) struct Progress {
     client: ServiceClient,
     head: AnswerHead,
@@ -32,20 +32,20 @@ pub(super) struct Progress {
     wants_usage: bool,
     /// The tool whose arguments are the answer.
     answer_tool: Option<String>,
-    /// Text that is the answer only if that tool is not used.
+    /// Text that is the answer only if that tool is not called.
     held_back: String,
-    /// By their index in the API.
+    /// By the index of the API.
     blocks: HashMap<u64, Block>,
     calls: usize,
     answered: bool,
     ended: bool,
 }
 
-/// A tool that is being called.
+/// A call that is being read.
 struct Block {
-    /// Its number among the calls of this answer; `None` for the answer tool.
+    /// Its number in this answer; `None` for the answer tool.
     call: Option<usize>,
-    /// No part of its arguments has arrived yet.
+    /// No arguments have been received yet.
     bare: bool,
 }
 
@@ -73,7 +73,7 @@ impl Progress {
     }
 
     fn chunks(&mut self, event: &sse::Event) -> Chunks {
-        let data = match sse::json(&self.client, event) {
+        let data: Value = match sse::json(&self.client, event) {
             Ok(data) => data,
             Err(error) => return vec![Err(error)],
         };
