@@ -105,6 +105,7 @@ impl TestServer {
         let (log, poured, answer) = (seen.clone(), flooded.clone(), Arc::new(answer));
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
+                let _ = stream.set_nodelay(true);
                 let (log, poured, answer) = (log.clone(), poured.clone(), answer.clone());
                 tokio::spawn(async move {
                     let _ = serve(stream, &log, &poured, &*answer).await;
