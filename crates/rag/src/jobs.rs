@@ -294,7 +294,7 @@ impl Jobs {
     async fn wake_next(&self, collection: &str) -> Result<(), StorageError> {
         let now = now();
         if let Some(record) = self.first_open(collection).await?
-            && record.due.is_none_or(|run_at| run_at > now)
+            && record.run_at.is_none_or(|run_at| run_at > now)
             && let Some(next) = Stored::read(&record)
             && next.record.state == JobState::Queued
         {

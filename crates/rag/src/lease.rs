@@ -125,7 +125,7 @@ impl Leases {
             return Ok(claim);
         };
         let most = limit.saturating_add(in_flight.begin());
-        let due = kinds.iter().map(|kind| records.due(kind, most, due_by));
+        let due = kinds.iter().map(|kind| records.ready(kind, most, due_by));
         let due = futures::future::try_join_all(due).await?;
         for (kind, due) in kinds.iter().zip(due) {
             let (taken, guard) = in_flight.take(kind, due, limit);
@@ -324,7 +324,7 @@ mod tests {
             key: key.to_owned(),
             group: String::new(),
             value: Vec::new(),
-            due: run_at,
+            run_at: run_at,
             expect,
         }
     }
@@ -397,7 +397,7 @@ mod tests {
             group: String::new(),
             value: Vec::new(),
             version,
-            due: Some(0),
+            run_at: Some(0),
         }
     }
 

@@ -210,7 +210,7 @@ impl Ledger {
                 key: key.0,
                 group: group.clone(),
                 value: encode(&entry),
-                due: None,
+                run_at: None,
                 expect: Expect::Absent,
             })
             .collect();

@@ -170,7 +170,7 @@ pub async fn keep(conversations: &Conversations, step: Step, now: Millis) -> Res
             key: step.id.0.clone(),
             group: String::new(),
             value: serde_json::to_vec(&step.next).map_err(|error| StorageError::Failed(error.into()))?,
-            due: Some(step.next.expires_at),
+            run_at: Some(step.next.expires_at),
             expect: step.expect,
         };
         if let [Applied::Done { .. }] = conversations.records.apply(vec![change]).await?[..] {

@@ -106,7 +106,7 @@ pub(super) fn put(collection: &CollectionName, source: &str, manifest: &Manifest
         key: key(collection, source),
         group: collection.to_string(),
         value: serde_json::to_vec(manifest).unwrap_or_default(),
-        due: None,
+        run_at: None,
         expect: Expect::Anything,
     }
 }

@@ -202,7 +202,7 @@ impl JobRecord {
             key: id.to_owned(),
             group: group(&self.collection, self.state.is_final()),
             value: serde_json::to_vec(self).unwrap_or_default(),
-            due: run_at,
+            run_at: run_at,
             expect,
         }
     }
@@ -242,7 +242,7 @@ impl Items {
             key: self.job.clone(),
             group: String::new(),
             value,
-            due: None,
+            run_at: None,
             expect: Expect::Absent,
         };
         [
@@ -300,7 +300,7 @@ pub(super) fn put_parts(id: &str, item: usize, bytes: &[u8]) -> Vec<RecordChange
             key: part_key(id, item, part),
             group: String::new(),
             value: bytes.to_vec(),
-            due: None,
+            run_at: None,
             expect: Expect::Absent,
         })
         .collect()

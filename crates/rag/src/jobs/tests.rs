@@ -207,7 +207,7 @@ async fn crash(parts: &Parts, id: &str) {
         key: id.to_owned(),
         group: record.group,
         value: record.value,
-        due: Some(now()),
+        run_at: Some(now()),
         expect: Expect::Anything,
     };
     parts.store.apply(vec![due]).await.unwrap();
@@ -341,7 +341,7 @@ async fn a_job_that_an_older_version_took_is_done() {
         key: job.id.clone(),
         group: record.group,
         value: serde_json::to_vec(&value).unwrap(),
-        due: record.due,
+        run_at: record.run_at,
         expect: Expect::Anything,
     };
     let no_list = RecordChange::Delete {

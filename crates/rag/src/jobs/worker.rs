@@ -146,7 +146,7 @@ async fn work_once(jobs: &Jobs, stop: &mut watch::Receiver<bool>) -> Result<Next
     if let Some(first) = jobs.first_open(&stored.record.collection).await?
         && first.key != stored.id
     {
-        let run_at = first.due.unwrap_or(now).max(now + QUEUE_DELAY);
+        let run_at = first.run_at.unwrap_or(now).max(now + QUEUE_DELAY);
         release(jobs, stored, run_at).await?;
         return Ok(Next::Continue);
     }

@@ -376,7 +376,7 @@ async fn mark_done(worker: &Worker, claimed: &[Claimed], version: &str) -> Resul
         let mut found = worker.records.get(kind.records(), &keys).await?;
         keys.retain(|key| found.iter().all(|record| record.key != *key));
         removal::remove_vectors(worker.store.as_ref(), kind, &keys).await?;
-        found.retain(|record| record.due.is_none());
+        found.retain(|record| record.run_at.is_none());
         worker.records.apply(removal::embed_anew(&found)?).await?;
     }
     Ok(())
@@ -453,7 +453,7 @@ fn failed_note(claimed: &Claimed, run_at: Millis) -> RecordChange {
         key: note_key(claimed.kind(), &claimed.key),
         group: String::new(),
         value: Vec::new(),
-        due: Some(run_at),
+        run_at: Some(run_at),
         expect: Expect::Anything,
     }
 }

@@ -124,7 +124,7 @@ fn turn(expect: Expect) -> RecordChange {
         key: String::new(),
         group: String::new(),
         value: Vec::new(),
-        due: Some(0),
+        run_at: Some(0),
         expect,
     }
 }
@@ -175,7 +175,7 @@ async fn retry_failed(records: &dyn Records, due_by: Millis) -> Result<usize, St
         if let Some((kind, id)) = parse_note_key(&note.key) {
             for record in records.get(kind.records(), &[id.to_owned()]).await? {
                 let stored = Stored::read(&record)?;
-                if record.due.is_none() && stored.embedded_by.is_none() {
+                if record.run_at.is_none() && stored.embedded_by.is_none() {
                     let expect = Expect::Version(record.version);
                     changes.push(stored.reset().put(id, Some(now), expect)?);
                 }
@@ -195,7 +195,7 @@ async fn retry_failed(records: &dyn Records, due_by: Millis) -> Result<usize, St
 pub(super) async fn measure_queue(records: &dyn Records) -> Result<(), StorageError> {
     let mut queued = 0;
     for kind in Kind::ALL {
-        queued += records.counts(kind.records()).await?.due;
+        queued += records.counts(kind.records()).await?.waiting;
     }
     metrics::gauge!("ragstone_memory_queued").set(queued as f64);
     metrics::gauge!("ragstone_memory_failed").set(records.counts(FAILED).await?.total as f64);
@@ -206,7 +206,7 @@ pub(super) async fn measure_queue(records: &dyn Records) -> Result<(), StorageEr
 pub(super) async fn measure_lag(worker: &Worker) -> Result<(), StorageError> {
     let mut oldest: Option<Millis> = None;
     for kind in Kind::ALL {
-        for record in worker.records.due(kind.records(), 1, Millis::MAX).await? {
+        for record in worker.records.ready(kind.records(), 1, Millis::MAX).await? {
             let Ok(Stored { saved_at, .. }) = Stored::read(&record) else {
                 continue;
             };
@@ -252,7 +252,7 @@ async fn make_due(worker: &Worker, kind: Kind, keep: Option<&str>) -> Result<usi
         for record in &page {
             let stored = Stored::read(record)?;
             let is_kept = keep.is_some() && stored.embedded_by.as_deref() == keep;
-            if record.due.is_none() && !is_kept {
+            if record.run_at.is_none() && !is_kept {
                 let expect = Expect::Version(record.version);
                 changes.push(stored.reset().put(&record.key, Some(now()), expect)?);
                 changes.push(forget_note(FAILED, kind, &record.key));
@@ -284,7 +284,7 @@ async fn write_state(records: &dyn Records, kind: Kind, state: &State) -> Result
         key: kind.collection().to_owned(),
         group: String::new(),
         value: serde_json::to_vec(state).map_err(|error| StorageError::Failed(Box::new(error)))?,
-        due: None,
+        run_at: None,
         expect: Expect::Anything,
     };
     records.apply(vec![change]).await?;

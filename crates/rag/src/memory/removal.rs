@@ -46,7 +46,7 @@ pub(super) fn note(kind: Kind, id: &str) -> RecordChange {
         key: note_key(kind, id),
         group: String::new(),
         value: Vec::new(),
-        due: Some(now()),
+        run_at: Some(now()),
         expect: Expect::Anything,
     }
 }
@@ -91,7 +91,7 @@ pub(super) fn embed_anew(found: &[Record]) -> Result<Vec<RecordChange>, StorageE
     let mut changes = Vec::new();
     for record in found {
         let stored = Stored::read(record)?;
-        if record.due.is_some() || stored.embedded_by.is_some() {
+        if record.run_at.is_some() || stored.embedded_by.is_some() {
             let expect = Expect::Version(record.version);
             changes.push(stored.reset().put(&record.key, Some(now()), expect)?);
         }

@@ -119,7 +119,7 @@ impl Memory {
                 {
                     if old.entry == entry {
                         new.embedded_by = old.embedded_by;
-                        run_at = record.due;
+                        run_at = record.run_at;
                     } else {
                         has_old_vector = true;
                         run_at = self.run_at(saved_at + REMOVAL_DELAY);
@@ -203,7 +203,7 @@ impl Memory {
         for kind in Kind::ALL {
             let counts = self.records.counts(kind.records()).await?;
             total += counts.total;
-            due += counts.due;
+            due += counts.waiting;
             embedded += match self.store.collection(&kind.vectors()).await {
                 Ok(vectors) if model.is_none_or(|model| reconcile::fits(&vectors, model)) => vectors.count,
                 Ok(_) | Err(StorageError::CollectionNotFound(_)) => 0,

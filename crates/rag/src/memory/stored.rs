@@ -74,7 +74,7 @@ impl Stored {
             key: key.to_owned(),
             group: self.entry.session_key().unwrap_or_default().to_owned(),
             value: serde_json::to_vec(self).map_err(|error| StorageError::Failed(Box::new(error)))?,
-            due: run_at,
+            run_at: run_at,
             expect,
         })
     }
@@ -92,7 +92,7 @@ impl StoredEntry {
     /// With a model, an entry counts as embedded only if this model made its vector.
     pub(super) fn read(record: &Record, model: Option<&ModelIdentity>) -> Result<Self, StorageError> {
         let stored = Stored::read(record)?;
-        let embedding = match (record.due, &stored.error, &stored.embedded_by, model) {
+        let embedding = match (record.run_at, &stored.error, &stored.embedded_by, model) {
             (Some(_), ..) => EmbeddingState::Queued,
             (None, Some(error), ..) => EmbeddingState::Failed(error.clone()),
             (None, None, Some(version), Some(model)) if *version != model.version => EmbeddingState::Queued,

@@ -479,7 +479,7 @@ async fn due_now(home: &Home) -> RecordChange {
         key: "k".to_owned(),
         group: String::new(),
         value: found[0].value.clone(),
-        due: Some(now()),
+        run_at: Some(now()),
         expect: Expect::Anything,
     }
 }

@@ -161,7 +161,7 @@ fn turn(run_at: Millis) -> RecordChange {
         key: String::new(),
         group: String::new(),
         value: Vec::new(),
-        due: Some(run_at),
+        run_at: Some(run_at),
         expect: Expect::Anything,
     }
 }

@@ -313,8 +313,8 @@ impl Records for FrozenRecords {
     async fn counts(&self, kind: &str) -> Result<RecordCounts, StorageError> {
         self.records.counts(kind).await
     }
-    async fn due(&self, kind: &str, limit: usize, now: Millis) -> Result<Vec<Record>, StorageError> {
-        self.records.due(kind, limit, now).await
+    async fn ready(&self, kind: &str, limit: usize, now: Millis) -> Result<Vec<Record>, StorageError> {
+        self.records.ready(kind, limit, now).await
     }
     async fn claim(
         &self,
