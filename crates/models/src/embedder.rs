@@ -1,14 +1,14 @@
 //! An embedding model in this process.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use ragstone_core::model::{EmbedInput, Embedder, Embedding, ModelError, ModelIdentity, ModelInfo, Role};
 use serde::Deserialize;
 
-use crate::background::{Asked, tokenising};
+use crate::blocking::{Cancellation, tokenize_blocking};
 use crate::config::{Normalize, Quantize};
 use crate::encoder::config::{EncoderConfig, RawConfig};
 use crate::encoder::{Encoder, Scratch, Sequence};
@@ -18,7 +18,7 @@ use crate::files::weights::Weights;
 use crate::files::{json_optional, version};
 use crate::modules::{Layout, Modules};
 use crate::sentence::{SENTENCE_CONFIGS, tokenizer_options};
-use crate::team::Team;
+use crate::thread_group::ThreadGroup;
 use crate::tokenize::{TextTokenizer, Tokenized};
 
 #[derive(Debug, Clone)]
@@ -126,15 +126,15 @@ fn with_precision(version: String, quantize: Option<Quantize>) -> String {
     }
 }
 
-fn digest(layout: &Layout, directory: &std::path::Path) -> Result<String, LoadError> {
+fn digest(layout: &Layout, directory: &Path) -> Result<String, LoadError> {
     let small = DECIDING_FILES.iter().chain(&SENTENCE_CONFIGS[1..]);
     let mut files: Vec<String> = small.map(ToString::to_string).collect();
     files.extend(layout.files.iter().cloned());
     version::of_directory(directory, &layout.encoder, &files)
 }
 
-/// All of a model but the weights of its encoder, which take the time.
-struct Parts {
+/// All parts of a model except the weights of its encoder, which take long to read.
+struct EmbedderFiles {
     config: EncoderConfig,
     weights: Weights,
     tokenizer: TextTokenizer,
@@ -142,20 +142,29 @@ struct Parts {
     is_classifier: bool,
 }
 
-/// Whether a directory holds an embedding model, as far as that can be told without reading all of it.
-pub(crate) fn check(directory: &std::path::Path) -> Result<(), LoadError> {
-    Parts::read(&Layout::read(directory)?).map(|_| ())
+/// Checks all files of an embedding model without reading its weights, and returns the width of its
+/// vectors.
+pub fn inspect_embedder(directory: &Path) -> Result<usize, LoadError> {
+    if !directory.is_dir() {
+        return Err(LoadError::NoDirectory(directory.to_owned()));
+    }
+    let files = EmbedderFiles::read(&Layout::read(directory)?)?;
+    Ok(files.modules.dimensions())
 }
 
-impl Parts {
+impl EmbedderFiles {
     fn read(layout: &Layout) -> Result<Self, LoadError> {
         let directory = &layout.encoder;
         let raw = RawConfig::read(directory)?;
         let config = raw.encoder(directory)?;
+        let modules = Modules::load(layout, config.hidden)?;
+        let tokenizer = TextTokenizer::load(directory, &config, &tokenizer_options(directory)?)?;
+        let weights = Weights::open(directory)?;
+        Encoder::check(&weights, &config)?;
         Ok(Self {
-            modules: Modules::load(layout, config.hidden)?,
-            tokenizer: TextTokenizer::load(directory, &config, &tokenizer_options(directory)?)?,
-            weights: Weights::open(directory)?,
+            modules,
+            tokenizer,
+            weights,
             is_classifier: raw.is_classifier(),
             config,
         })
@@ -164,13 +173,13 @@ impl Parts {
 
 impl EmbeddingModel {
     fn load(layout: &Layout, options: &EmbedderOptions) -> Result<Self, LoadError> {
-        let Parts {
+        let EmbedderFiles {
             config,
             weights,
             tokenizer,
             mut modules,
             is_classifier,
-        } = Parts::read(layout)?;
+        } = EmbedderFiles::read(layout)?;
         if is_classifier {
             tracing::warn!(
                 model = %options.id,
@@ -221,11 +230,11 @@ impl EmbeddingModel {
         &self,
         inputs: &[EmbedInput],
         role: Role,
-        asked: &Asked,
+        cancellation: &Cancellation,
     ) -> Result<Vec<Tokenized>, ModelError> {
         let prompt = self.prompt(role);
         let tokenize = |input: &EmbedInput| {
-            asked.still()?;
+            cancellation.check()?;
             let mut tokenized = match input {
                 EmbedInput::Text(text) if prompt.text.is_empty() => self.tokenizer.encode(text)?,
                 EmbedInput::Text(text) => self.tokenizer.encode(&format!("{}{text}", prompt.text))?,
@@ -269,17 +278,25 @@ impl PromptConfig {
 }
 
 impl Compute for EmbeddingModel {
-    fn compute(&self, team: &Team, scratch: &mut Scratch, sequences: &[&Sequence]) -> Vec<Vec<f32>> {
+    fn compute(
+        &self,
+        threads: &ThreadGroup,
+        scratch: &mut Scratch,
+        sequences: &[&Sequence],
+    ) -> Vec<Vec<f32>> {
         let hidden = self.encoder.config.hidden;
         self.encoder
-            .forward(team, scratch, sequences, self.modules.wanted(sequences));
+            .forward(threads, scratch, sequences, self.modules.wanted(sequences));
         let states = scratch.states(hidden);
         let rows = |span: &std::ops::Range<usize>| &states[span.start * hidden..span.end * hidden];
         scratch
             .spans()
             .iter()
             .zip(sequences)
-            .map(|(span, sequence)| self.modules.apply(team, rows(span), hidden, sequence.pool_from))
+            .map(|(span, sequence)| {
+                self.modules
+                    .apply(threads, rows(span), hidden, sequence.pool_from)
+            })
             .collect()
     }
 }
@@ -293,7 +310,10 @@ impl Embedder for LocalEmbedder {
     async fn embed(&self, inputs: Vec<EmbedInput>, role: Role) -> Result<Vec<Embedding>, ModelError> {
         let bytes: usize = inputs.iter().map(input_bytes).sum();
         let model = self.model.clone();
-        let tokenized = tokenising(bytes, move |asked| model.tokenize(&inputs, role, asked)).await?;
+        let tokenized = tokenize_blocking(bytes, move |cancellation| {
+            model.tokenize(&inputs, role, cancellation)
+        })
+        .await?;
         let (sequences, facts): (Vec<Sequence>, Vec<(usize, bool)>) = tokenized
             .into_iter()
             .map(|text| {

@@ -1,16 +1,18 @@
-//! Compute threads and the queue before them.
+//! Compute threads and their queue.
 //!
-//! All models of a process share one [`Engine`]. A request is a list of tokenised texts for one
-//! model; it is cut into groups of whole texts, a few hundred tokens each, and a thread computes one
-//! group at a time. Which group is next is decided by fair queueing: every request has a clock that
-//! advances by the tokens it was served, a new request starts at the clock of the group served last,
-//! and the request with the earliest clock goes first. A short query therefore waits for the groups
-//! that are being computed, not for the rest of a large batch, and a large batch always goes on.
+//! All models of a process share one [`Engine`]. A request is a list of tokenized texts for one model. It
+//! is split into microbatches of whole texts, a few hundred tokens each, and a thread computes one
+//! microbatch at a time.
 //!
-//! Small groups of the same model that wait at the same time are computed together. When there are
-//! fewer groups than threads, the idle threads help with the one that there is (see [`crate::team`]).
+//! Fair queueing decides which microbatch is next. Every request has a clock that advances by the tokens
+//! it was served. A new request starts at the clock of the microbatch served last, and the request with
+//! the earliest clock goes first. A short query therefore waits only for the microbatches that are being
+//! computed, and a large batch never starves.
 //!
-//! The queue is bounded. A request whose future was dropped leaves it at the next look.
+//! Small microbatches of the same model that wait at the same time are computed together. When there are
+//! fewer microbatches than threads, idle threads help (see [`crate::thread_group`]).
+//!
+//! The queue is bounded. A request whose future was dropped is removed from it.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -23,23 +25,23 @@ use ragstone_core::model::ModelError;
 use tokio::sync::oneshot;
 
 use crate::encoder::{Scratch, Sequence};
-use crate::team::{Helper, Team};
+use crate::thread_group::{GroupHelper, ThreadGroup};
 
-/// Tokens of one group: enough to keep the kernel at its best, few enough for their states to stay
-/// in the second-level cache and for a query not to wait long.
-const GROUP_TOKENS: usize = 384;
-/// A request is not cut into groups smaller than this only to give each thread one.
-const SMALLEST_GROUP: usize = 96;
-/// Requests up to this size are queries: they are admitted while a large batch fills the queue.
-const SHORT_REQUEST: usize = 1_024;
+/// Tokens of one microbatch: enough for the kernel to reach its full speed, and few enough for their
+/// states to stay in the second-level cache and for a query not to wait long.
+const MICROBATCH_TOKENS: usize = 384;
+/// Smallest microbatch that a request is split into to keep more threads busy.
+const MIN_MICROBATCH_TOKENS: usize = 96;
+/// Requests up to this size count as queries: they are admitted while a large batch fills the queue.
+const SHORT_REQUEST_TOKENS: usize = 1_024;
 
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
-    /// Compute threads; absent means one per available core.
+    /// Number of compute threads; defaults to one per available core.
     pub threads: Option<usize>,
-    /// A large request is refused if more than this many tokens would wait with it, unless it is alone.
+    /// Limit on queued tokens. A large request that exceeds it is refused unless the queue is empty.
     pub queue_tokens: usize,
-    /// Any request is refused while this many are waiting.
+    /// Limit on queued requests, whatever their size.
     pub queue_requests: usize,
 }
 
@@ -56,10 +58,10 @@ impl Default for EngineOptions {
 /// A handle to the compute threads. They end when the last handle and the last model are dropped.
 #[derive(Clone)]
 pub struct Engine {
-    running: Arc<Running>,
+    compute_threads: Arc<ComputeThreads>,
 }
 
-/// What the engine has before it, for metrics.
+/// Load of the engine, for metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineLoad {
     pub threads: usize,
@@ -67,61 +69,62 @@ pub struct EngineLoad {
     pub waiting_tokens: usize,
 }
 
-/// The rows of a request, or why there are none.
-type Computed = Result<Vec<Vec<f32>>, ModelError>;
+/// The output rows of a request.
+type ComputeResult = Result<Vec<Vec<f32>>, ModelError>;
 
-/// A model as the threads see it.
+/// A model as seen by the compute threads.
 pub(crate) trait Compute: Send + Sync {
-    /// One row of numbers per sequence, in their order.
-    fn compute(&self, team: &Team, scratch: &mut Scratch, sequences: &[&Sequence]) -> Vec<Vec<f32>>;
+    /// Returns one row per sequence, in the same order.
+    fn compute(&self, threads: &ThreadGroup, scratch: &mut Scratch, sequences: &[&Sequence])
+    -> Vec<Vec<f32>>;
 }
 
-struct Running {
-    shared: Arc<Shared>,
+struct ComputeThreads {
+    state: Arc<EngineState>,
     threads: Vec<JoinHandle<()>>,
 }
 
-struct Shared {
+struct EngineState {
     options: EngineOptions,
     threads: usize,
-    queue: Mutex<Queue>,
+    queue: Mutex<ComputeQueue>,
     wake: Condvar,
 }
 
 #[derive(Default)]
-struct Queue {
-    waiting: Vec<Waiting>,
+struct ComputeQueue {
+    waiting: Vec<QueuedRequest>,
     waiting_tokens: usize,
-    /// The clock of the group served last.
+    /// Clock of the microbatch served last.
     clock: u64,
     idle: usize,
-    invitations: Vec<Helper>,
+    helpers_wanted: Vec<GroupHelper>,
     tokens_per_second: f64,
     stopping: bool,
 }
 
-struct Waiting {
-    request: Arc<Request>,
+struct QueuedRequest {
+    request: Arc<ComputeRequest>,
     clock: u64,
-    groups: VecDeque<Range<usize>>,
+    microbatches: VecDeque<Range<usize>>,
     tokens: usize,
 }
 
-struct Request {
+struct ComputeRequest {
     model: Arc<dyn Compute>,
     sequences: Vec<Sequence>,
-    answer: Mutex<Answer>,
+    output: Mutex<PendingOutput>,
 }
 
-struct Answer {
+struct PendingOutput {
     rows: Vec<Vec<f32>>,
     missing: usize,
     sender: Option<oneshot::Sender<Result<Vec<Vec<f32>>, ModelError>>>,
 }
 
-/// A part of one request that is computed with others.
-struct Group {
-    request: Arc<Request>,
+/// A part of one request that may be computed together with parts of others.
+struct Microbatch {
+    request: Arc<ComputeRequest>,
     range: Range<usize>,
 }
 
@@ -129,41 +132,41 @@ impl Engine {
     pub fn start(options: EngineOptions) -> Self {
         let available = || std::thread::available_parallelism().map_or(1, usize::from);
         let threads = options.threads.unwrap_or_else(available).max(1);
-        let shared = Arc::new(Shared {
+        let state = Arc::new(EngineState {
             options,
             threads,
             queue: Mutex::default(),
             wake: Condvar::new(),
         });
         let spawn = |number| {
-            let shared = shared.clone();
+            let state = state.clone();
             let builder = std::thread::Builder::new().name(format!("model-{number}"));
             builder
-                .spawn(move || work(&shared))
-                .map_err(|error| tracing::error!(%error, "no compute thread"))
+                .spawn(move || work(&state))
+                .map_err(|error| tracing::error!(%error, "cannot start a compute thread"))
                 .ok()
         };
         let threads = (0..threads).filter_map(spawn).collect();
         Self {
-            running: Arc::new(Running { shared, threads }),
+            compute_threads: Arc::new(ComputeThreads { state, threads }),
         }
     }
 
     pub fn load(&self) -> EngineLoad {
-        let queue = self.running.shared.lock();
+        let queue = self.compute_threads.state.lock();
         EngineLoad {
-            threads: self.running.threads.len(),
+            threads: self.compute_threads.threads.len(),
             waiting_requests: queue.waiting.len(),
             waiting_tokens: queue.waiting_tokens,
         }
     }
 
-    /// How many tokens may wait before large requests are refused.
+    /// Limit on queued tokens.
     pub(crate) fn queue_tokens(&self) -> usize {
-        self.running.shared.options.queue_tokens
+        self.compute_threads.state.options.queue_tokens
     }
 
-    /// Computes all sequences; the answer has their order. Dropping the future cancels what is left.
+    /// Computes one row per sequence, in the same order. Dropping the future cancels the rest.
     pub(crate) async fn compute(
         &self,
         model: Arc<dyn Compute>,
@@ -172,25 +175,23 @@ impl Engine {
         if sequences.is_empty() {
             return Ok(Vec::new());
         }
-        let answer = self.running.shared.submit(model, sequences)?;
-        answer.await.unwrap_or_else(|_| {
-            Err(ModelError::Unavailable(
-                "the models are being shut down".to_owned(),
-            ))
-        })
+        let output = self.compute_threads.state.submit(model, sequences)?;
+        output
+            .await
+            .unwrap_or_else(|_| Err(ModelError::Unavailable("the server is shutting down".to_owned())))
     }
 }
 
-impl Drop for Running {
+impl Drop for ComputeThreads {
     fn drop(&mut self) {
         {
-            let mut queue = self.shared.lock();
+            let mut queue = self.state.lock();
             queue.stopping = true;
             queue.waiting.clear();
         }
-        self.shared.wake.notify_all();
+        self.state.wake.notify_all();
         for thread in self.threads.drain(..) {
-            // A thread that drops the last handle cannot wait for itself; it ends by itself.
+            // A compute thread that drops the last handle must not join itself.
             if thread.thread().id() != std::thread::current().id() {
                 drop(thread.join());
             }
@@ -198,9 +199,9 @@ impl Drop for Running {
     }
 }
 
-impl Shared {
-    /// No code panics while it holds the lock; if one did, the queue would still be consistent.
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+impl EngineState {
+    /// Ignores poisoning: no code panics while it holds the lock.
+    fn lock(&self) -> MutexGuard<'_, ComputeQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -208,35 +209,35 @@ impl Shared {
         &self,
         model: Arc<dyn Compute>,
         sequences: Vec<Sequence>,
-    ) -> Result<oneshot::Receiver<Computed>, ModelError> {
+    ) -> Result<oneshot::Receiver<ComputeResult>, ModelError> {
         let tokens: usize = sequences.iter().map(|sequence| sequence.ids.len()).sum();
-        let groups = cut(&sequences, tokens, self.threads);
+        let microbatches = split_into_microbatches(&sequences, tokens, self.threads);
         let (sender, receiver) = oneshot::channel();
-        let answer = Answer {
+        let output = PendingOutput {
             rows: vec![Vec::new(); sequences.len()],
             missing: sequences.len(),
             sender: Some(sender),
         };
         let mut queue = self.lock();
-        queue.forget_cancelled();
+        queue.remove_cancelled();
         let full = queue.waiting.len() >= self.options.queue_requests
-            || (tokens > SHORT_REQUEST && !queue.has_room(tokens, self.options.queue_tokens));
+            || (tokens > SHORT_REQUEST_TOKENS && !queue.has_room(tokens, self.options.queue_tokens));
         if full {
             return Err(ModelError::Overloaded {
                 retry_after: queue.time_to_drain(),
             });
         }
-        let request = Arc::new(Request {
+        let request = Arc::new(ComputeRequest {
             model,
             sequences,
-            answer: Mutex::new(answer),
+            output: Mutex::new(output),
         });
         let clock = queue.clock;
         queue.waiting_tokens += tokens;
-        queue.waiting.push(Waiting {
+        queue.waiting.push(QueuedRequest {
             request,
             clock,
-            groups,
+            microbatches,
             tokens,
         });
         drop(queue);
@@ -245,8 +246,8 @@ impl Shared {
     }
 }
 
-impl Queue {
-    fn forget_cancelled(&mut self) {
+impl ComputeQueue {
+    fn remove_cancelled(&mut self) {
         let waiting_tokens = &mut self.waiting_tokens;
         self.waiting.retain(|waiting| {
             let wanted = waiting.request.is_wanted();
@@ -257,8 +258,8 @@ impl Queue {
         });
     }
 
-    /// One that is larger than the whole budget waits for nothing that a refusal would bring, so it is
-    /// let in where it is the only one.
+    /// A request larger than the whole budget is admitted into an empty queue, since a retry would never
+    /// find more room.
     fn has_room(&self, tokens: usize, budget: usize) -> bool {
         self.waiting_tokens == 0 || self.waiting_tokens.saturating_add(tokens) <= budget
     }
@@ -272,19 +273,19 @@ impl Queue {
         Duration::from_secs_f64((self.waiting_tokens as f64 / rate).clamp(1.0, 60.0))
     }
 
-    /// The next group, and with it small groups of the same model from other requests.
-    fn next_batch(&mut self) -> Vec<Group> {
-        self.forget_cancelled();
-        let mut batch: Vec<Group> = Vec::new();
-        let mut room = GROUP_TOKENS;
+    /// The next microbatch, together with small ones of the same model from other requests.
+    fn next_batch(&mut self) -> Vec<Microbatch> {
+        self.remove_cancelled();
+        let mut batch: Vec<Microbatch> = Vec::new();
+        let mut room = MICROBATCH_TOKENS;
         loop {
-            let model = batch.first().map(|group| group.request.model.clone());
-            let fits = |waiting: &Waiting| match &model {
+            let model = batch.first().map(|microbatch| microbatch.request.model.clone());
+            let fits = |waiting: &QueuedRequest| match &model {
                 None => true,
                 Some(model) => {
                     Arc::ptr_eq(model, &waiting.request.model)
                         && waiting
-                            .groups
+                            .microbatches
                             .front()
                             .is_some_and(|range| waiting.request.tokens(range) <= room)
                 }
@@ -298,7 +299,7 @@ impl Queue {
                 .map(|(index, _)| index);
             let Some(index) = best else { return batch };
             let waiting = &mut self.waiting[index];
-            let Some(range) = waiting.groups.pop_front() else {
+            let Some(range) = waiting.microbatches.pop_front() else {
                 self.waiting.swap_remove(index);
                 continue;
             };
@@ -310,18 +311,18 @@ impl Queue {
             waiting.tokens -= tokens;
             self.waiting_tokens -= tokens;
             room = room.saturating_sub(tokens);
-            batch.push(Group {
+            batch.push(Microbatch {
                 request: waiting.request.clone(),
                 range,
             });
-            if waiting.groups.is_empty() {
+            if waiting.microbatches.is_empty() {
                 self.waiting.swap_remove(index);
             }
         }
     }
 }
 
-impl Request {
+impl ComputeRequest {
     fn tokens(&self, range: &Range<usize>) -> usize {
         self.sequences[range.clone()]
             .iter()
@@ -329,78 +330,83 @@ impl Request {
             .sum()
     }
 
-    fn answer(&self) -> MutexGuard<'_, Answer> {
-        self.answer.lock().unwrap_or_else(PoisonError::into_inner)
+    fn output(&self) -> MutexGuard<'_, PendingOutput> {
+        self.output.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Somebody still waits for the answer, and it has not failed.
+    /// Whether the caller still waits and no part has failed.
     fn is_wanted(&self) -> bool {
-        self.answer()
+        self.output()
             .sender
             .as_ref()
             .is_some_and(|sender| !sender.is_closed())
     }
 
     fn deliver(&self, range: Range<usize>, rows: impl Iterator<Item = Vec<f32>>) {
-        let mut answer = self.answer();
-        answer.missing -= range.len();
+        let mut output = self.output();
+        output.missing -= range.len();
         for (index, row) in range.zip(rows) {
-            answer.rows[index] = row;
+            output.rows[index] = row;
         }
-        if answer.missing == 0 {
-            let rows = std::mem::take(&mut answer.rows);
-            if let Some(sender) = answer.sender.take() {
+        if output.missing == 0 {
+            let rows = std::mem::take(&mut output.rows);
+            if let Some(sender) = output.sender.take() {
                 drop(sender.send(Ok(rows)));
             }
         }
     }
 
     fn fail(&self, message: &str) {
-        if let Some(sender) = self.answer().sender.take() {
+        if let Some(sender) = self.output().sender.take() {
             drop(sender.send(Err(ModelError::Failed(message.to_owned()))));
         }
     }
 }
 
-/// Groups of neighbouring sequences with nearly equal numbers of tokens.
-fn cut(sequences: &[Sequence], tokens: usize, threads: usize) -> VecDeque<Range<usize>> {
-    let goal = tokens.div_ceil(threads).clamp(SMALLEST_GROUP, GROUP_TOKENS);
+/// Splits sequences into runs of nearly equal numbers of tokens.
+fn split_into_microbatches(sequences: &[Sequence], tokens: usize, threads: usize) -> VecDeque<Range<usize>> {
+    let goal = tokens
+        .div_ceil(threads)
+        .clamp(MIN_MICROBATCH_TOKENS, MICROBATCH_TOKENS);
     let goal = tokens.div_ceil(tokens.div_ceil(goal).max(1));
-    let mut groups = VecDeque::new();
+    let mut microbatches = VecDeque::new();
     let (mut start, mut size) = (0, 0);
     for (index, sequence) in sequences.iter().enumerate() {
         if size > 0 && size + sequence.ids.len() / 2 > goal {
-            groups.push_back(start..index);
+            microbatches.push_back(start..index);
             (start, size) = (index, 0);
         }
         size += sequence.ids.len();
     }
-    groups.push_back(start..sequences.len());
-    groups
+    microbatches.push_back(start..sequences.len());
+    microbatches
 }
 
-enum Task {
-    Compute(Vec<Group>, Team),
-    Help(Helper),
+enum ThreadTask {
+    Compute(Vec<Microbatch>, ThreadGroup),
+    Help(GroupHelper),
 }
 
-fn work(shared: &Shared) {
+fn work(state: &EngineState) {
     let mut scratch = Scratch::default();
-    while let Some(task) = next_task(shared) {
+    while let Some(task) = next_task(state) {
         match task {
-            Task::Help(helper) => {
-                // The leader notices a failure and reports it.
+            ThreadTask::Help(helper) => {
+                // The leader notices and reports a panic.
                 drop(catch_unwind(AssertUnwindSafe(|| helper.assist())));
             }
-            Task::Compute(batch, team) => {
+            ThreadTask::Compute(batch, threads) => {
                 let start = Instant::now();
-                let tokens: usize = batch.iter().map(|group| group.request.tokens(&group.range)).sum();
-                if !compute(&batch, &team, &mut scratch) {
+                let tokens: usize = batch
+                    .iter()
+                    .map(|microbatch| microbatch.request.tokens(&microbatch.range))
+                    .sum();
+                if !compute(&batch, &threads, &mut scratch) {
                     scratch = Scratch::default();
                 }
-                drop(team);
-                let rate = tokens as f64 / start.elapsed().as_secs_f64().max(1e-6) * shared.threads as f64;
-                let mut queue = shared.lock();
+                drop(threads);
+                let rate = tokens as f64 / start.elapsed().as_secs_f64().max(1e-6) * state.threads as f64;
+                let mut queue = state.lock();
                 queue.tokens_per_second = if queue.tokens_per_second > 0.0 {
                     0.9 * queue.tokens_per_second + 0.1 * rate
                 } else {
@@ -411,61 +417,65 @@ fn work(shared: &Shared) {
     }
 }
 
-fn next_task(shared: &Shared) -> Option<Task> {
-    let mut queue = shared.lock();
+fn next_task(state: &EngineState) -> Option<ThreadTask> {
+    let mut queue = state.lock();
     loop {
         if queue.stopping {
             return None;
         }
-        if let Some(helper) = queue.invitations.pop() {
-            return Some(Task::Help(helper));
+        if let Some(helper) = queue.helpers_wanted.pop() {
+            return Some(ThreadTask::Help(helper));
         }
         let batch = queue.next_batch();
         if !batch.is_empty() {
             let helpers = if queue.waiting.is_empty() { queue.idle } else { 0 };
-            let (team, invitations) = Team::with_helpers(helpers);
-            queue.invitations.extend(invitations);
+            let (threads, helpers_wanted) = ThreadGroup::with_helpers(helpers);
+            queue.helpers_wanted.extend(helpers_wanted);
             drop(queue);
             if helpers > 0 {
-                shared.wake.notify_all();
+                state.wake.notify_all();
             }
-            return Some(Task::Compute(batch, team));
+            return Some(ThreadTask::Compute(batch, threads));
         }
         queue.idle += 1;
-        queue = shared.wake.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        queue = state.wake.wait(queue).unwrap_or_else(PoisonError::into_inner);
         queue.idle -= 1;
     }
 }
 
-/// Whether it went well; a failure is reported to everybody who waits for a part of the batch.
-fn compute(batch: &[Group], team: &Team, scratch: &mut Scratch) -> bool {
+/// Computes a batch and delivers its rows. Returns `false` after a failure, which is reported to every
+/// request in the batch.
+fn compute(batch: &[Microbatch], threads: &ThreadGroup, scratch: &mut Scratch) -> bool {
     let Some(first) = batch.first() else { return true };
     let sequences: Vec<&Sequence> = batch
         .iter()
-        .flat_map(|group| &group.request.sequences[group.range.clone()])
+        .flat_map(|microbatch| &microbatch.request.sequences[microbatch.range.clone()])
         .collect();
     let outcome = catch_unwind(AssertUnwindSafe(|| {
-        first.request.model.compute(team, scratch, &sequences)
+        first.request.model.compute(threads, scratch, &sequences)
     }));
     let failure = match outcome {
         Ok(rows)
             if rows.len() != sequences.len() || rows.iter().flatten().any(|value| !value.is_finite()) =>
         {
-            "the model computed numbers that are not finite"
+            "the model computed values that are not finite"
         }
         Ok(rows) => {
             let mut rows = rows.into_iter();
-            for group in batch {
-                group
-                    .request
-                    .deliver(group.range.clone(), rows.by_ref().take(group.range.len()));
+            for microbatch in batch {
+                microbatch.request.deliver(
+                    microbatch.range.clone(),
+                    rows.by_ref().take(microbatch.range.len()),
+                );
             }
             return true;
         }
-        Err(_) => "the model failed; the log has the reason",
+        Err(_) => "the model panicked; see the log",
     };
     tracing::error!(sequences = sequences.len(), "{failure}");
-    batch.iter().for_each(|group| group.request.fail(failure));
+    batch
+        .iter()
+        .for_each(|microbatch| microbatch.request.fail(failure));
     false
 }
 

@@ -1,4 +1,4 @@
-//! Every way in which getting or loading a model can fail, with a message for the user.
+//! Errors of downloading and loading models, with messages for the user.
 
 use std::path::{Path, PathBuf};
 
@@ -9,25 +9,24 @@ use crate::hub::HubError;
 pub enum LoadError {
     #[error("model directory {} does not exist", .0.display())]
     NoDirectory(PathBuf),
-    #[error("{} has no {file}, which a model needs", directory.display())]
+    #[error("{} has no {file}", directory.display())]
     MissingFile { directory: PathBuf, file: &'static str },
     #[error(
-        "{} holds its weights only as {file}: pickled files can run code when they are loaded, so only \
-         safetensors are read. Convert the model with save_pretrained(..., safe_serialization=True), or use a \
-         revision that has model.safetensors",
+        "{} has its weights only as {file}. Pickled files can run code when they are loaded, so only \
+         safetensors files are supported. Convert the model with save_pretrained(..., \
+         safe_serialization=True), or use a revision that has model.safetensors",
         directory.display()
     )]
     PickledWeights { directory: PathBuf, file: String },
     #[error("{} cannot be read: {source}", path.display())]
     Unreadable { path: PathBuf, source: std::io::Error },
-    /// The file is not what its name says.
-    #[error("{} is damaged or not of the expected form: {reason}", path.display())]
+    #[error("{} is damaged or has an unexpected format: {reason}", path.display())]
     Malformed { path: PathBuf, reason: String },
-    #[error("{} is not supported; supported are: {supported}", .what)]
+    #[error("{what} is not supported; supported are: {supported}")]
     Unsupported { what: String, supported: String },
-    #[error("{} lacks the tensor '{name}'", path.display())]
+    #[error("{} has no tensor '{name}'", path.display())]
     MissingTensor { path: PathBuf, name: String },
-    #[error("tensor '{name}' has the shape {found:?} where config.json asks for {expected:?}")]
+    #[error("tensor '{name}' has shape {found:?}, but config.json requires {expected:?}")]
     WrongShape {
         name: String,
         found: Vec<usize>,
@@ -42,7 +41,7 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// The path that was given leads to no directory.
+    /// Whether the given path is not a directory.
     pub fn is_no_directory(&self) -> bool {
         matches!(
             self,

@@ -36,7 +36,7 @@
 //! threads take groups from one bounded queue in an order that is fair by tokens, so that a short
 //! query overtakes the rest of a large batch. See [`engine`] for how.
 
-mod background;
+mod blocking;
 pub mod cache;
 pub mod catalog;
 pub mod config;
@@ -47,19 +47,17 @@ pub mod engine;
 mod error;
 mod files;
 pub mod hub;
-mod inspect;
 mod kernel;
 mod modules;
 mod reranker;
 mod sentence;
-mod team;
+mod thread_group;
 mod tokenize;
 
-pub use embedder::{EmbedderOptions, LocalEmbedder};
+pub use embedder::{EmbedderOptions, LocalEmbedder, inspect_embedder};
 pub use engine::{Engine, EngineOptions};
 pub use error::LoadError;
-pub use inspect::{inspect_cross_encoder, inspect_embedder};
-pub use reranker::{CrossEncoder, CrossEncoderOptions};
+pub use reranker::{CrossEncoder, CrossEncoderOptions, inspect_cross_encoder};
 
 /// Gets the files of an entry of `embeddings.yml`, downloading them if need be, and loads the model.
 pub async fn open_embedder(

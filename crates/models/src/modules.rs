@@ -1,15 +1,15 @@
-//! What sentence-transformers puts behind the encoder: pooling, dense layers, normalisation.
+//! What sentence-transformers puts behind the encoder: pooling, dense layers, normalization.
 
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::encoder::{Linear, Norm, Sequence, Wanted, linear, norm};
+use crate::encoder::{Linear, Norm, OutputRows, Sequence, linear, norm};
 use crate::error::LoadError;
 use crate::files::weights::Weights;
 use crate::files::{json_optional, json_required};
-use crate::kernel::{Finish, Packed, Start, simd};
-use crate::team::Team;
+use crate::kernel::{Accumulate, Activation, Packed, simd};
+use crate::thread_group::ThreadGroup;
 
 const SUPPORTED_MODULES: &str = "Transformer, Pooling, Dense, LayerNorm, Normalize, Dropout";
 const SUPPORTED_POOLINGS: &str = "cls, max, mean, mean_sqrt_len_tokens, weightedmean, lasttoken";
@@ -18,7 +18,7 @@ const SUPPORTED_ACTIVATIONS: &str = "Identity, Tanh, ReLU, GELU, SiLU, Sigmoid (
 /// The modules after the transformer, in order.
 pub(crate) struct Modules {
     pooling: Pooling,
-    tail: Vec<Tail>,
+    post_pooling: Vec<PostPooling>,
     dimensions: usize,
 }
 
@@ -37,8 +37,8 @@ enum PoolingMode {
     LastToken,
 }
 
-enum Tail {
-    Dense(Linear, Finish),
+enum PostPooling {
+    Dense(Linear, Activation),
     LayerNorm(Norm),
     Normalize,
 }
@@ -165,16 +165,20 @@ impl Modules {
             }
         };
         let mut dimensions = hidden * pooling.modes.len();
-        let mut tail = Vec::new();
+        let mut post_pooling = Vec::new();
         for (kind, path) in modules {
             match kind.as_str() {
                 "Dense" => {
-                    let (layer, finish) = dense(path, dimensions)?;
+                    let (layer, activation) = dense(path, dimensions)?;
                     dimensions = layer.width();
-                    tail.push(Tail::Dense(layer, finish));
+                    post_pooling.push(PostPooling::Dense(layer, activation));
                 }
-                "LayerNorm" => tail.push(Tail::LayerNorm(norm(&Weights::open(path)?, "norm", dimensions)?)),
-                "Normalize" => tail.push(Tail::Normalize),
+                "LayerNorm" => post_pooling.push(PostPooling::LayerNorm(norm(
+                    &Weights::open(path)?,
+                    "norm",
+                    dimensions,
+                )?)),
+                "Normalize" => post_pooling.push(PostPooling::Normalize),
                 "Dropout" => {}
                 other => {
                     return Err(LoadError::unsupported(
@@ -186,7 +190,7 @@ impl Modules {
         }
         Ok(Self {
             pooling,
-            tail,
+            post_pooling,
             dimensions,
         })
     }
@@ -201,37 +205,44 @@ impl Modules {
 
     /// Sets whether vectors come out with length one.
     pub(crate) fn normalize(&mut self, choice: crate::config::Normalize) {
-        self.tail.retain(|module| !matches!(module, Tail::Normalize));
+        self.post_pooling
+            .retain(|module| !matches!(module, PostPooling::Normalize));
         if choice == crate::config::Normalize::Always {
-            self.tail.push(Tail::Normalize);
+            self.post_pooling.push(PostPooling::Normalize);
         }
     }
 
     /// Where only first tokens are read, the encoder is spared the rest of its last layer.
-    pub(crate) fn wanted(&self, sequences: &[&Sequence]) -> Wanted {
+    pub(crate) fn wanted(&self, sequences: &[&Sequence]) -> OutputRows {
         let only_first = self.pooling.modes == [PoolingMode::Cls];
         if only_first && sequences.iter().all(|sequence| sequence.pool_from == 0) {
-            Wanted::First
+            OutputRows::First
         } else {
-            Wanted::Every
+            OutputRows::All
         }
     }
 
     /// The vector of one sequence from the states of its tokens.
-    pub(crate) fn apply(&self, team: &Team, states: &[f32], hidden: usize, pool_from: usize) -> Vec<f32> {
+    pub(crate) fn apply(
+        &self,
+        threads: &ThreadGroup,
+        states: &[f32],
+        hidden: usize,
+        pool_from: usize,
+    ) -> Vec<f32> {
         let mut vector = Vec::with_capacity(hidden * self.pooling.modes.len());
         for mode in &self.pooling.modes {
             mode.pool(states, hidden, pool_from, &mut vector);
         }
-        for module in &self.tail {
+        for module in &self.post_pooling {
             match module {
-                Tail::Dense(layer, finish) => {
+                PostPooling::Dense(layer, activation) => {
                     let mut out = vec![0.0; layer.width()];
-                    layer.apply(team, &vector, &mut out, Start::Zero, *finish);
+                    layer.apply(threads, &vector, &mut out, Accumulate::Overwrite, *activation);
                     vector = out;
                 }
-                Tail::LayerNorm(norm) => norm.apply(&mut vector, 1e-5),
-                Tail::Normalize => normalize(&mut vector),
+                PostPooling::LayerNorm(norm) => norm.apply(&mut vector, 1e-5),
+                PostPooling::Normalize => normalize(&mut vector),
             }
         }
         vector
@@ -341,7 +352,7 @@ impl PoolingMode {
     }
 }
 
-fn dense(path: &Path, from: usize) -> Result<(Linear, Finish), LoadError> {
+fn dense(path: &Path, from: usize) -> Result<(Linear, Activation), LoadError> {
     let config: DenseConfig = json_required(path, "config.json")?;
     if config.use_residual {
         return Err(LoadError::unsupported(
@@ -353,13 +364,13 @@ fn dense(path: &Path, from: usize) -> Result<(Linear, Finish), LoadError> {
         let reason = format!("it takes {} numbers, but gets {from}", config.in_features);
         return Err(LoadError::malformed(&path.join("config.json"), reason));
     }
-    let finish = match config.activation_function.as_deref() {
-        None => Finish::Tanh,
+    let activation = match config.activation_function.as_deref() {
+        None => Activation::Tanh,
         Some(path) => torch_activation(path)?,
     };
     let weights = Weights::open(path)?;
     if config.bias {
-        return Ok((linear(&weights, "linear", from, config.out_features)?, finish));
+        return Ok((linear(&weights, "linear", from, config.out_features)?, activation));
     }
     let rows = weights.read("linear.weight", &[config.out_features, from])?;
     let bias = vec![0.0; config.out_features];
@@ -368,19 +379,19 @@ fn dense(path: &Path, from: usize) -> Result<(Linear, Finish), LoadError> {
             weights: Packed::from_rows(&rows, from, config.out_features),
             bias,
         },
-        finish,
+        activation,
     ))
 }
 
 /// The activation that a configuration names by the path of its Python class.
-pub(crate) fn torch_activation(path: &str) -> Result<Finish, LoadError> {
+pub(crate) fn torch_activation(path: &str) -> Result<Activation, LoadError> {
     match path.rsplit('.').next().unwrap_or_default() {
-        "Identity" => Ok(Finish::Nothing),
-        "Tanh" => Ok(Finish::Tanh),
-        "ReLU" => Ok(Finish::Relu),
-        "GELU" => Ok(Finish::Gelu),
-        "SiLU" => Ok(Finish::Silu),
-        "Sigmoid" => Ok(Finish::Sigmoid),
+        "Identity" => Ok(Activation::Identity),
+        "Tanh" => Ok(Activation::Tanh),
+        "ReLU" => Ok(Activation::Relu),
+        "GELU" => Ok(Activation::Gelu),
+        "SiLU" => Ok(Activation::Silu),
+        "Sigmoid" => Ok(Activation::Sigmoid),
         _ => Err(LoadError::unsupported(
             format!("activation function '{path}'"),
             SUPPORTED_ACTIVATIONS,
@@ -402,8 +413,8 @@ fn normalize(vector: &mut [f32]) {
 }
 
 /// Applies an activation to one number.
-pub(crate) fn activate_one(finish: Finish, value: f32) -> f32 {
+pub(crate) fn activate_one(activation: Activation, value: f32) -> f32 {
     let mut values = [value];
-    simd::activate(simd::Isa::detect(), finish, &mut values);
+    simd::activate(simd::Isa::detect(), activation, &mut values);
     values[0]
 }

@@ -1,4 +1,4 @@
-//! A cross-encoder in this process: question and text are read together and scored.
+//! Cross-encoders that run in this process: they read query and text together and score the pair.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,27 +7,27 @@ use async_trait::async_trait;
 use ragstone_core::model::{ModelError, Reranker, Scored};
 use serde::Deserialize;
 
-use crate::background::{Asked, tokenising};
+use crate::blocking::{Cancellation, tokenize_blocking};
 use crate::config::Quantize;
 use crate::encoder::config::{Architecture, EncoderConfig, RawConfig};
-use crate::encoder::{Encoder, Linear, Scratch, Sequence, Wanted, linear};
+use crate::encoder::{Encoder, Linear, OutputRows, Scratch, Sequence, linear};
 use crate::engine::{Compute, Engine};
 use crate::error::LoadError;
 use crate::files::json_optional;
 use crate::files::weights::Weights;
-use crate::kernel::{Finish, Start};
+use crate::kernel::{Accumulate, Activation};
 use crate::modules::{activate_one, torch_activation};
 use crate::sentence::tokenizer_options;
-use crate::team::Team;
+use crate::thread_group::ThreadGroup;
 use crate::tokenize::{FirstText, TextTokenizer};
 
-/// A request goes to the engine in slices of about so many tokens: what it holds in memory does not grow
-/// with it, it takes its turns among others, and what nobody waits for any more is not even tokenised.
+/// Tokens per slice of a request. Slicing bounds the memory of a large request, lets other requests in
+/// between, and avoids tokenizing texts of cancelled requests.
 const SLICE_TOKENS: usize = 1 << 16;
 
 #[derive(Debug, Clone)]
 pub struct CrossEncoderOptions {
-    /// Shown to people: the hub id or directory that the model came from.
+    /// Display name: the hub id or directory that the model came from.
     pub name: String,
     pub directory: PathBuf,
 }
@@ -41,14 +41,14 @@ pub struct CrossEncoder {
 struct CrossEncoderModel {
     encoder: Encoder,
     tokenizer: TextTokenizer,
-    head: Head,
-    activation: Finish,
+    head: ClassificationHead,
+    activation: Activation,
 }
 
-/// A dense layer over the first token, and one number out of that.
-struct Head {
+/// A dense layer over the first token, followed by a projection to one score.
+struct ClassificationHead {
     dense: Linear,
-    dense_activation: Finish,
+    dense_activation: Activation,
     output: Linear,
 }
 
@@ -70,31 +70,34 @@ impl CrossEncoder {
         })
     }
 
-    /// Question and text together are cut to this many tokens.
+    /// Query and text together are truncated to this many tokens.
     pub fn max_tokens(&self) -> usize {
         self.model.tokenizer.max_tokens()
     }
 }
 
-/// All of a model but the weights of its encoder, which take the time.
-struct Parts {
+/// All parts of a model except the weights of its encoder, which take long to read.
+struct CrossEncoderFiles {
     config: EncoderConfig,
     weights: Weights,
     tokenizer: TextTokenizer,
-    head: Head,
-    activation: Finish,
+    head: ClassificationHead,
+    activation: Activation,
 }
 
-/// Whether a directory holds a cross-encoder, as far as that can be told without reading all of it.
-pub(crate) fn check(directory: &Path) -> Result<(), LoadError> {
-    Parts::read(directory).map(|_| ())
+/// Checks all files of a cross-encoder without reading its weights.
+pub fn inspect_cross_encoder(directory: &Path) -> Result<(), LoadError> {
+    if !directory.is_dir() {
+        return Err(LoadError::NoDirectory(directory.to_owned()));
+    }
+    CrossEncoderFiles::read(directory).map(|_| ())
 }
 
 impl CrossEncoderModel {
     fn load(directory: &Path) -> Result<Self, LoadError> {
-        let parts = Parts::read(directory)?;
+        let parts = CrossEncoderFiles::read(directory)?;
         Ok(Self {
-            // Scores are read as they are, so every bit of them counts.
+            // Scores are compared directly, so they keep full precision.
             encoder: Encoder::load(&parts.weights, parts.config, Some(Quantize::Never))?,
             tokenizer: parts.tokenizer,
             head: parts.head,
@@ -103,12 +106,12 @@ impl CrossEncoderModel {
     }
 }
 
-impl Parts {
+impl CrossEncoderFiles {
     fn read(directory: &Path) -> Result<Self, LoadError> {
         let raw = RawConfig::read(directory)?;
         let config = raw.encoder(directory)?;
         let weights = Weights::open(directory)?;
-        let head = Head::load(&weights, config.architecture, config.hidden, directory)?;
+        let head = ClassificationHead::load(&weights, config.architecture, config.hidden, directory)?;
         if raw.labels() != 1 {
             return Err(LoadError::NotAReranker(format!(
                 "{} classifies into {} labels; a reranker has exactly one output, the relevance",
@@ -120,9 +123,10 @@ impl Parts {
             json_optional(&directory.join("config_sentence_transformers.json"))?.unwrap_or_default();
         let activation = match saved.activation_fn.as_deref().or(raw.score_activation()) {
             Some(path) => torch_activation(path)?,
-            None => Finish::Sigmoid,
+            None => Activation::Sigmoid,
         };
         let tokenizer = TextTokenizer::load(directory, &config, &tokenizer_options(directory)?)?;
+        Encoder::check(&weights, &config)?;
         Ok(Self {
             config,
             weights,
@@ -133,7 +137,7 @@ impl Parts {
     }
 }
 
-impl Head {
+impl ClassificationHead {
     fn load(
         weights: &Weights,
         architecture: Architecture,
@@ -141,11 +145,11 @@ impl Head {
         directory: &Path,
     ) -> Result<Self, LoadError> {
         let (dense, dense_activation, output) = match architecture {
-            Architecture::Bert => ("bert.pooler.dense", Finish::Tanh, "classifier"),
+            Architecture::Bert => ("bert.pooler.dense", Activation::Tanh, "classifier"),
             Architecture::Roberta | Architecture::Mpnet => {
-                ("classifier.dense", Finish::Tanh, "classifier.out_proj")
+                ("classifier.dense", Activation::Tanh, "classifier.out_proj")
             }
-            Architecture::DistilBert => ("pre_classifier", Finish::Relu, "classifier"),
+            Architecture::DistilBert => ("pre_classifier", Activation::Relu, "classifier"),
         };
         let Some(shape) = weights.shape(&format!("{output}.weight")) else {
             return Err(LoadError::NotAReranker(format!(
@@ -168,18 +172,32 @@ impl Head {
 }
 
 impl Compute for CrossEncoderModel {
-    fn compute(&self, team: &Team, scratch: &mut Scratch, sequences: &[&Sequence]) -> Vec<Vec<f32>> {
+    fn compute(
+        &self,
+        threads: &ThreadGroup,
+        scratch: &mut Scratch,
+        sequences: &[&Sequence],
+    ) -> Vec<Vec<f32>> {
         let hidden = self.encoder.config.hidden;
-        self.encoder.forward(team, scratch, sequences, Wanted::First);
+        self.encoder
+            .forward(threads, scratch, sequences, OutputRows::First);
         let states = scratch.states(hidden);
         let mut pooled = vec![0.0; states.len()];
-        self.head
-            .dense
-            .apply(team, states, &mut pooled, Start::Zero, self.head.dense_activation);
+        self.head.dense.apply(
+            threads,
+            states,
+            &mut pooled,
+            Accumulate::Overwrite,
+            self.head.dense_activation,
+        );
         let mut scores = vec![0.0; sequences.len()];
-        self.head
-            .output
-            .apply(team, &pooled, &mut scores, Start::Zero, Finish::Nothing);
+        self.head.output.apply(
+            threads,
+            &pooled,
+            &mut scores,
+            Accumulate::Overwrite,
+            Activation::Identity,
+        );
         scores
             .into_iter()
             .map(|score| vec![activate_one(self.activation, score)])
@@ -199,11 +217,11 @@ impl Reranker for CrossEncoder {
         texts: Vec<String>,
         max_text_tokens: Option<usize>,
     ) -> Result<Scored, ModelError> {
-        // The query is assembled anew with every text, so it counts each time.
+        // The query is part of every pair, so it counts each time.
         let bytes: usize = texts.iter().map(|text| text.len() + query.len()).sum();
         let (model, query) = (self.model.clone(), query.to_owned());
-        let query = tokenising(bytes, move |_| model.tokenizer.first_text(&query)).await?;
-        let pairs = Arc::new(Pairs {
+        let query = tokenize_blocking(bytes, move |_| model.tokenizer.first_text(&query)).await?;
+        let pairs = Arc::new(ScoringPairs {
             query,
             texts,
             max_text_tokens,
@@ -212,7 +230,8 @@ impl Reranker for CrossEncoder {
         let mut scored = Scored::default();
         while scored.scores.len() < pairs.texts.len() {
             let (model, pairs, from) = (self.model.clone(), pairs.clone(), scored.scores.len());
-            let sequences = tokenising(bytes, move |asked| model.slice(&pairs, from, asked)).await?;
+            let sequences =
+                tokenize_blocking(bytes, move |cancellation| model.slice(&pairs, from, cancellation)).await?;
             scored.tokens += sequences.iter().map(|sequence| sequence.ids.len()).sum::<usize>();
             let scores = self.engine.compute(self.model.clone(), sequences).await?;
             scored.scores.extend(scores.into_iter().flatten());
@@ -221,8 +240,8 @@ impl Reranker for CrossEncoder {
     }
 }
 
-/// What one request asks for.
-struct Pairs {
+/// The pairs of one request.
+struct ScoringPairs {
     query: FirstText,
     texts: Vec<String>,
     max_text_tokens: Option<usize>,
@@ -230,12 +249,17 @@ struct Pairs {
 }
 
 impl CrossEncoderModel {
-    /// The next pairs, at least one.
-    fn slice(&self, pairs: &Pairs, from: usize, asked: &Asked) -> Result<Vec<Sequence>, ModelError> {
+    /// Tokenizes the next slice of pairs, at least one.
+    fn slice(
+        &self,
+        pairs: &ScoringPairs,
+        from: usize,
+        cancellation: &Cancellation,
+    ) -> Result<Vec<Sequence>, ModelError> {
         let mut sequences = Vec::new();
         let mut tokens = 0;
         for text in &pairs.texts[from..] {
-            asked.still()?;
+            cancellation.check()?;
             let pair = self
                 .tokenizer
                 .encode_pair(&pairs.query, text, pairs.max_text_tokens)?;

@@ -13,7 +13,7 @@ use crate::encoder::config::EncoderConfig;
 use crate::error::LoadError;
 use crate::files::{json_optional, read_required};
 
-/// Up to this many bytes a text is tokenised whole; of a longer one, only as much as can count.
+/// Up to this many bytes a text is tokenized whole; of a longer one, only as much as can count.
 const WHOLE: usize = 32 * 1024;
 
 pub(crate) struct TextTokenizer {
@@ -116,7 +116,7 @@ impl TextTokenizer {
         self.finish(FirstText::whole(content), None)
     }
 
-    /// Tokenises what many pairs have in common.
+    /// Tokenizes what many pairs have in common.
     pub(crate) fn first_text(&self, text: &str) -> Result<FirstText, ModelError> {
         let mut first = FirstText::whole(self.content(text)?);
         self.cut(&mut first.content, self.max_tokens);
@@ -263,7 +263,7 @@ fn longest_first((first, second): (usize, usize), room: usize) -> (usize, usize)
     }
 }
 
-/// Puts lower-casing before the tokenizer's own normalisation, unless it lower-cases already.
+/// Puts lower-casing before the tokenizer's own normalization, unless it lower-cases already.
 fn lower_case_first(tokenizer: &mut Tokenizer) -> tokenizers::Result<()> {
     let existing = tokenizer.get_normalizer().cloned();
     let lowers = |normalizer: &NormalizerWrapper| match normalizer {
@@ -284,5 +284,5 @@ fn lower_case_first(tokenizer: &mut Tokenizer) -> tokenizers::Result<()> {
 }
 
 fn failed(error: tokenizers::Error) -> ModelError {
-    ModelError::Failed(format!("the text could not be tokenised: {error}"))
+    ModelError::Failed(format!("the text could not be tokenized: {error}"))
 }

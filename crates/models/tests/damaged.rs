@@ -1,4 +1,4 @@
-//! Files that are missing, damaged, pickled or of another kind: a clear error each, never a panic.
+//! Missing, damaged, pickled and unsupported files give a clear error each, never a panic.
 
 #![allow(
     clippy::unwrap_used,
@@ -13,7 +13,7 @@ use std::path::Path;
 
 use common::{copy, cross_encoder, embedder, fixture};
 use ragstone_core::model::{EmbedInput, Embedder, Role};
-use ragstone_models::{LoadError, LocalEmbedder};
+use ragstone_models::{LoadError, LocalEmbedder, cache, inspect_cross_encoder, inspect_embedder};
 
 fn error(directory: &Path) -> LoadError {
     match embedder(directory) {
@@ -168,7 +168,7 @@ fn a_configuration_that_does_not_fit_the_weights_is_refused() {
         ("hidden_size", 64, vec!["1_Pooling/config.json", "32", "64"]),
         ("intermediate_size", 57, vec!["intermediate.dense.weight", "57"]),
         ("vocab_size", 9, vec!["word_embeddings.weight", "220", "9"]),
-        ("num_hidden_layers", 3, vec!["layer.2.", "lacks the tensor"]),
+        ("num_hidden_layers", 3, vec!["layer.2.", "has no tensor"]),
         (
             "num_attention_heads",
             5,
@@ -203,6 +203,77 @@ fn a_configuration_that_does_not_fit_the_weights_is_refused() {
         config["word_embedding_dimension"] = 64.into();
     });
     assert!(matches!(error(model.path()), LoadError::WrongShape { .. }));
+}
+
+/// Memory for such sizes cannot be allocated: trying to would abort the process.
+#[test]
+fn sizes_are_compared_with_the_weights_before_anything_is_allocated() {
+    for name in [
+        "bert",
+        "roberta",
+        "distilbert",
+        "mpnet",
+        "cross-bert",
+        "cross-distilbert",
+    ] {
+        for key in [
+            "hidden_size",
+            "intermediate_size",
+            "vocab_size",
+            "max_position_embeddings",
+        ] {
+            let model = copy(name);
+            edit_json(&model.path().join("config.json"), |config| {
+                let distilbert = match key {
+                    "hidden_size" => "dim",
+                    "intermediate_size" => "hidden_dim",
+                    other => other,
+                };
+                let key = if config.get(key).is_some() {
+                    key
+                } else {
+                    distilbert
+                };
+                assert!(config[key].is_u64(), "{name} has no {key}");
+                config[key] = 10_000_000.into();
+            });
+            let pooling = model.path().join("1_Pooling/config.json");
+            if key == "hidden_size" && pooling.exists() {
+                edit_json(&pooling, |config| {
+                    config["word_embedding_dimension"] = 10_000_000.into();
+                });
+            }
+            let (loaded, inspected) = if name.starts_with("cross") {
+                (
+                    cross_encoder(model.path()).map(|_| ()),
+                    inspect_cross_encoder(model.path()),
+                )
+            } else {
+                (
+                    embedder(model.path()).map(|_| ()),
+                    inspect_embedder(model.path()).map(|_| ()),
+                )
+            };
+            for outcome in [loaded, inspected] {
+                let error = outcome.expect_err(key).to_string();
+                assert!(error.contains("10000000"), "{name}, {key}: {error}");
+            }
+            let shown = cache::problem(model.path()).expect("`models show` reports the problem");
+            assert!(shown.contains("10000000"), "{name}, {key}: {shown}");
+        }
+    }
+    for (name, key, value) in [
+        ("bert", "num_hidden_layers", 1_001),
+        ("mpnet", "relative_attention_num_buckets", 1),
+        ("mpnet", "relative_attention_num_buckets", 64),
+    ] {
+        let model = copy(name);
+        edit_json(&model.path().join("config.json"), |config| {
+            config[key] = value.into();
+        });
+        let message = error(model.path()).to_string();
+        assert!(message.contains(&value.to_string()), "{message}");
+    }
 }
 
 #[test]
@@ -295,7 +366,7 @@ fn what_is_no_regular_file_is_refused() {
         assert!(made.success());
         let message = error(model.path()).to_string();
         assert!(
-            message.contains(file) && message.contains("no regular file"),
+            message.contains(file) && message.contains("not a regular file"),
             "{message}"
         );
     }

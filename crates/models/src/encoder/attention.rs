@@ -7,10 +7,10 @@
 use std::ops::Range;
 use std::sync::Mutex;
 
-use super::forward::Wanted;
+use super::forward::OutputRows;
 use crate::kernel::product::PackedView;
-use crate::kernel::{AlignedBuffer, Finish, PANEL, Product, Start, simd};
-use crate::team::Team;
+use crate::kernel::{Accumulate, Activation, AlignedBuffer, PANEL, Product, simd};
+use crate::thread_group::ThreadGroup;
 
 /// Queries scored at once.
 const BLOCK: usize = 96;
@@ -26,26 +26,26 @@ pub(super) struct AttentionScratch {
     distance_bias: Vec<f32>,
 }
 
-pub(super) struct Input<'a> {
+pub(super) struct AttentionInput<'a> {
     /// Query, key and value of each token side by side.
     pub(super) fused: &'a [f32],
     pub(super) hidden: usize,
     pub(super) heads: usize,
     pub(super) relative_bias: &'a [f32],
-    pub(super) wanted: Wanted,
+    pub(super) output_rows: OutputRows,
 }
 
-/// Fills `context` with one row per token, or per sequence where only the first token is wanted.
+/// Fills `context` with one row per token, or per sequence where only the first token is output_rows.
 pub(super) fn run(
-    team: &Team,
+    threads: &ThreadGroup,
     scratch: &mut Vec<AttentionScratch>,
-    input: &Input<'_>,
+    input: &AttentionInput<'_>,
     spans: &[Range<usize>],
     context: &mut [f32],
 ) {
-    let Input { hidden, heads, .. } = *input;
+    let AttentionInput { hidden, heads, .. } = *input;
     let width = hidden / heads;
-    let slots = if team.size() == 1 { 1 } else { heads };
+    let slots = if threads.size() == 1 { 1 } else { heads };
     scratch.resize_with(scratch.len().max(slots), AttentionScratch::default);
     if slots == 1 {
         for head in 0..heads {
@@ -54,7 +54,7 @@ pub(super) fn run(
                 input,
                 spans,
                 head,
-                &mut Output {
+                &mut HeadOutput {
                     rows: &mut context[head * width..],
                     stride: hidden,
                 },
@@ -72,10 +72,10 @@ pub(super) fn run(
         })
         .collect();
     let rows = context.len() / hidden;
-    team.for_each(heads, &|head| {
+    threads.for_each(heads, &|head| {
         if let Ok(mut slot) = results[head].lock() {
             let (scratch, output) = &mut *slot;
-            let mut output = Output {
+            let mut output = HeadOutput {
                 rows: output.reserve(rows * width),
                 stride: width,
             };
@@ -97,21 +97,21 @@ pub(super) fn run(
 }
 
 /// Where the rows of one head go.
-struct Output<'a> {
+struct HeadOutput<'a> {
     rows: &'a mut [f32],
     stride: usize,
 }
 
 fn head_of_all(
     scratch: &mut AttentionScratch,
-    input: &Input<'_>,
+    input: &AttentionInput<'_>,
     spans: &[Range<usize>],
     head: usize,
-    output: &mut Output<'_>,
+    output: &mut HeadOutput<'_>,
 ) {
     let mut row = 0;
     for span in spans {
-        let queries = if input.wanted == Wanted::First {
+        let queries = if input.output_rows == OutputRows::First {
             1
         } else {
             span.len()
@@ -134,8 +134,8 @@ fn head_of_all(
     }
 }
 
-fn pack(scratch: &mut AttentionScratch, input: &Input<'_>, span: &Range<usize>, head: usize) {
-    let Input {
+fn pack(scratch: &mut AttentionScratch, input: &AttentionInput<'_>, span: &Range<usize>, head: usize) {
+    let AttentionInput {
         fused,
         hidden,
         heads,
@@ -171,14 +171,14 @@ fn pack(scratch: &mut AttentionScratch, input: &Input<'_>, span: &Range<usize>, 
 
 fn score_block(
     scratch: &mut AttentionScratch,
-    input: &Input<'_>,
+    input: &AttentionInput<'_>,
     span: &Range<usize>,
     head: usize,
     queries: Range<usize>,
     output: &mut [f32],
     output_stride: usize,
 ) {
-    let (isa, solo) = (simd::Isa::detect(), Team::solo());
+    let (isa, solo) = (simd::Isa::detect(), ThreadGroup::solo());
     let (width, length) = (input.hidden / input.heads, span.len());
     let stride = length.next_multiple_of(PANEL);
     let scores = scratch.scores.reserve(queries.len() * stride);
@@ -200,8 +200,12 @@ fn score_block(
             panels: keys,
         },
         bias: None,
-        start: if biased { Start::Existing } else { Start::Zero },
-        finish: Finish::Nothing,
+        accumulate: if biased {
+            Accumulate::Add
+        } else {
+            Accumulate::Overwrite
+        },
+        activation: Activation::Identity,
     };
     simd::run(isa, &solo, &product, scores, stride);
     simd::softmax(isa, scores, stride, length);
@@ -215,8 +219,8 @@ fn score_block(
             panels: scratch.values.as_slice(),
         },
         bias: None,
-        start: Start::Zero,
-        finish: Finish::Nothing,
+        accumulate: Accumulate::Overwrite,
+        activation: Activation::Identity,
     };
     simd::run(isa, &solo, &product, output, output_stride);
 }

@@ -1,4 +1,4 @@
-//! What `config.json` says about an encoder, brought to one form for all architectures.
+//! `config.json` of an encoder, in one form for all architectures.
 
 use std::path::Path;
 
@@ -6,10 +6,13 @@ use serde::Deserialize;
 
 use crate::error::LoadError;
 use crate::files::json_required;
-use crate::kernel::Finish;
+use crate::kernel::Activation;
 
-/// Named in error messages, in the order people look for them.
+/// Listed in error messages, the most common first.
 pub(crate) const SUPPORTED_ARCHITECTURES: &str = "bert, roberta, xlm-roberta, distilbert, mpnet";
+/// Far more than any encoder of these families has; keeps products of two sizes from overflowing.
+const MAX_SIZE: usize = 10_000_000;
+const MAX_LAYERS: usize = 1_000;
 const SUPPORTED_ACTIVATIONS: &str =
     "gelu, gelu_python, gelu_new, gelu_fast, gelu_pytorch_tanh, relu, silu, swish, tanh";
 
@@ -29,12 +32,12 @@ pub(crate) struct EncoderConfig {
     pub(crate) layers: usize,
     pub(crate) heads: usize,
     pub(crate) intermediate: usize,
-    pub(crate) activation: Finish,
+    pub(crate) activation: Activation,
     pub(crate) vocabulary: usize,
     pub(crate) positions: usize,
-    /// 0 where the architecture has no token types.
+    /// 0 if the architecture has no token types.
     pub(crate) token_types: usize,
-    /// The position of the first token; RoBERTa and MPNet begin after the padding token's id.
+    /// Position of the first token; RoBERTa and MPNet start after the id of the padding token.
     pub(crate) first_position: usize,
     pub(crate) padding_token: u32,
     pub(crate) norm_epsilon: f32,
@@ -42,13 +45,13 @@ pub(crate) struct EncoderConfig {
 }
 
 impl EncoderConfig {
-    /// How many tokens the position embeddings can tell apart.
+    /// The longest sequence that the position embeddings allow.
     pub(crate) fn longest_sequence(&self) -> usize {
         self.positions - self.first_position
     }
 }
 
-/// The fields of `config.json` that matter here, under the names of all architectures.
+/// The fields of `config.json` that are used, under the names of all architectures.
 #[derive(Debug, Deserialize)]
 pub(crate) struct RawConfig {
     model_type: Option<String>,
@@ -89,7 +92,7 @@ impl RawConfig {
         json_required(directory, "config.json")
     }
 
-    /// The number of outputs of a classification head; `transformers` assumes two where nothing is said.
+    /// Number of outputs of a classification head; `transformers` defaults to two.
     pub(crate) fn labels(&self) -> usize {
         self.id2label
             .as_ref()
@@ -98,7 +101,7 @@ impl RawConfig {
             .unwrap_or(2)
     }
 
-    /// The activation a cross-encoder was saved with, as the path of a Python class.
+    /// Activation that a cross-encoder was saved with, as the path of a Python class.
     pub(crate) fn score_activation(&self) -> Option<&str> {
         let section = self.sentence_transformers.as_ref();
         section
@@ -110,7 +113,7 @@ impl RawConfig {
         self.model_type.as_deref()
     }
 
-    /// The files hold a classification head as well.
+    /// Whether the model has a classification head.
     pub(crate) fn is_classifier(&self) -> bool {
         self.architectures
             .iter()
@@ -123,16 +126,17 @@ impl RawConfig {
         self.refuse_variants()?;
         let required = |value: Option<usize>, name: &str| match value {
             Some(0) | None => Err(LoadError::malformed(&path, format!("'{name}' is missing or 0"))),
-            // No encoder of these families is near this; it keeps products of sizes from overflowing.
-            Some(value) if value > 10_000_000 => {
-                Err(LoadError::malformed(&path, format!("'{name}' is {value}")))
-            }
+            Some(value) if value > MAX_SIZE => Err(LoadError::malformed(
+                &path,
+                format!("'{name}' is {value}, more than {MAX_SIZE}"),
+            )),
             Some(value) => Ok(value),
         };
         let hidden = required(self.hidden_size, "hidden_size")?;
         let heads = required(self.num_attention_heads, "num_attention_heads")?;
         if hidden % heads != 0 {
-            let reason = format!("hidden_size {hidden} cannot be divided among {heads} attention heads");
+            let reason =
+                format!("'hidden_size' is {hidden}, which is not a multiple of {heads} attention heads");
             return Err(LoadError::malformed(&path, reason));
         }
         let padding_token = self
@@ -148,13 +152,26 @@ impl RawConfig {
         if positions <= first_position {
             return Err(LoadError::malformed(
                 &path,
-                format!("max_position_embeddings is only {positions}"),
+                format!("'max_position_embeddings' is {positions}; it must be more than {first_position}"),
             ));
+        }
+        let layers = required(self.num_hidden_layers, "num_hidden_layers")?;
+        if layers > MAX_LAYERS {
+            let reason = format!("'num_hidden_layers' is {layers}, more than {MAX_LAYERS}");
+            return Err(LoadError::malformed(&path, reason));
+        }
+        let relative_buckets = match architecture {
+            Architecture::Mpnet => self.relative_attention_num_buckets.unwrap_or(32),
+            _ => 0,
+        };
+        if relative_buckets == 1 || relative_buckets > MAX_SIZE {
+            let reason = format!("'relative_attention_num_buckets' is {relative_buckets}");
+            return Err(LoadError::malformed(&path, reason));
         }
         Ok(EncoderConfig {
             architecture,
             hidden,
-            layers: required(self.num_hidden_layers, "num_hidden_layers")?.min(1_000),
+            layers,
             heads,
             intermediate: required(self.intermediate_size, "intermediate_size")?,
             activation: self.activation()?,
@@ -171,10 +188,7 @@ impl RawConfig {
                 padding_token
             },
             norm_epsilon: self.layer_norm_eps.unwrap_or(1e-12),
-            relative_buckets: match architecture {
-                Architecture::Mpnet => self.relative_attention_num_buckets.unwrap_or(32),
-                _ => 0,
-            },
+            relative_buckets,
         })
     }
 
@@ -210,19 +224,19 @@ impl RawConfig {
             return Err(LoadError::unsupported("a decoder (is_decoder)", "encoders"));
         }
         if self.quantization_config.is_some() {
-            let what = "a checkpoint quantised beforehand (quantization_config)";
+            let what = "a quantized checkpoint (quantization_config)";
             return Err(LoadError::unsupported(what, "f32, f16 and bf16 weights"));
         }
         Ok(())
     }
 
-    fn activation(&self) -> Result<Finish, LoadError> {
+    fn activation(&self) -> Result<Activation, LoadError> {
         match self.hidden_act.as_deref().unwrap_or("gelu") {
-            "gelu" | "gelu_python" => Ok(Finish::Gelu),
-            "gelu_new" | "gelu_fast" | "gelu_pytorch_tanh" => Ok(Finish::GeluTanh),
-            "relu" => Ok(Finish::Relu),
-            "silu" | "swish" => Ok(Finish::Silu),
-            "tanh" => Ok(Finish::Tanh),
+            "gelu" | "gelu_python" => Ok(Activation::Gelu),
+            "gelu_new" | "gelu_fast" | "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
+            "relu" => Ok(Activation::Relu),
+            "silu" | "swish" => Ok(Activation::Silu),
+            "tanh" => Ok(Activation::Tanh),
             other => Err(LoadError::unsupported(
                 format!("hidden_act '{other}'"),
                 SUPPORTED_ACTIVATIONS,

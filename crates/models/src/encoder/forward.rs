@@ -1,17 +1,17 @@
-//! One pass of a pack of sequences through the encoder.
+//! The forward pass of packed sequences through the encoder.
 
 use std::ops::Range;
 
 use super::attention::{self, AttentionScratch};
-use super::{Encoder, FewerBits, Layer, Sequence};
-use crate::kernel::{AlignedBuffer, Finish, Start};
-use crate::team::Team;
+use super::{Encoder, Layer, QuantizedRows, Sequence};
+use crate::kernel::{Accumulate, Activation, AlignedBuffer};
+use crate::thread_group::ThreadGroup;
 
-/// Which rows of the result are read afterwards.
+/// The rows of the result that are read afterwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wanted {
-    Every,
-    /// Only the first token of each sequence. The last layer then computes nothing else.
+pub(crate) enum OutputRows {
+    All,
+    /// The first token of each sequence. The last layer then computes only these.
     First,
 }
 
@@ -23,7 +23,7 @@ pub(crate) struct Scratch {
     context: AlignedBuffer,
     inner: AlignedBuffer,
     first: AlignedBuffer,
-    fewer: FewerBits,
+    quantized: QuantizedRows,
     attention: Vec<AttentionScratch>,
     spans: Vec<Range<usize>>,
 }
@@ -42,13 +42,13 @@ impl Scratch {
 
 impl Encoder {
     /// Leaves the last layer's output in `scratch`: one row per token, or per sequence where only
-    /// the first token is wanted.
+    /// the first token is output_rows.
     pub(crate) fn forward(
         &self,
-        team: &Team,
+        threads: &ThreadGroup,
         scratch: &mut Scratch,
         sequences: &[&Sequence],
-        wanted: Wanted,
+        output_rows: OutputRows,
     ) {
         scratch.spans.clear();
         let mut end = 0;
@@ -57,23 +57,23 @@ impl Encoder {
             end += sequence.ids.len();
         }
         self.embed(scratch.states.reserve(end * self.config.hidden), sequences);
-        let (last, others) = match (wanted, self.layers.split_last()) {
-            (Wanted::First, Some((last, others))) => (Some(last), others),
+        let (last, others) = match (output_rows, self.layers.split_last()) {
+            (OutputRows::First, Some((last, others))) => (Some(last), others),
             _ => (None, &self.layers[..]),
         };
         for layer in others {
-            self.attend(team, scratch, layer, Wanted::Every);
-            self.feed_forward(team, scratch, layer, end);
+            self.attend(threads, scratch, layer, OutputRows::All);
+            self.feed_forward(threads, scratch, layer, end);
         }
         if let Some(layer) = last {
-            self.attend(team, scratch, layer, Wanted::First);
+            self.attend(threads, scratch, layer, OutputRows::First);
             let count = sequences.len();
             scratch.spans = (0..count).map(|row| row..row + 1).collect();
-            self.feed_forward(team, scratch, layer, count);
+            self.feed_forward(threads, scratch, layer, count);
         }
     }
 
-    /// The sum of the embeddings of word, position and type, normalised.
+    /// The sum of the embeddings of word, position and type, normalized.
     fn embed(&self, states: &mut [f32], sequences: &[&Sequence]) {
         let hidden = self.config.hidden;
         let mut rows = states.chunks_exact_mut(hidden);
@@ -100,30 +100,30 @@ impl Encoder {
         self.embedding_norm.apply(states, self.config.norm_epsilon);
     }
 
-    fn attend(&self, team: &Team, scratch: &mut Scratch, layer: &Layer, wanted: Wanted) {
+    fn attend(&self, threads: &ThreadGroup, scratch: &mut Scratch, layer: &Layer, output_rows: OutputRows) {
         let hidden = self.config.hidden;
         let rows = scratch.spans.last().map_or(0, |span| span.end);
         let fused = scratch.fused.reserve(rows * 3 * hidden);
         let states = &scratch.states.as_slice()[..rows * hidden];
-        let how = (Start::Zero, Finish::Nothing);
+        let mode = (Accumulate::Overwrite, Activation::Identity);
         layer
             .query_key_value
-            .apply(team, &mut scratch.fewer, states, fused, how);
-        let out_rows = if wanted == Wanted::First {
+            .apply(threads, &mut scratch.quantized, states, fused, mode);
+        let out_rows = if output_rows == OutputRows::First {
             scratch.spans.len()
         } else {
             rows
         };
         let context = scratch.context.reserve(out_rows * hidden);
-        let input = attention::Input {
+        let input = attention::AttentionInput {
             fused,
             hidden,
             heads: self.config.heads,
             relative_bias: &self.relative_bias,
-            wanted,
+            output_rows,
         };
-        attention::run(team, &mut scratch.attention, &input, &scratch.spans, context);
-        if wanted == Wanted::First {
+        attention::run(threads, &mut scratch.attention, &input, &scratch.spans, context);
+        if output_rows == OutputRows::First {
             let first = scratch.first.reserve(out_rows * hidden);
             for (row, span) in first.chunks_exact_mut(hidden).zip(&scratch.spans) {
                 row.copy_from_slice(embedding_row(scratch.states.as_slice(), span.start, hidden));
@@ -132,20 +132,23 @@ impl Encoder {
         }
         let context = &scratch.context.as_slice()[..out_rows * hidden];
         let states = scratch.states.reserve(out_rows * hidden);
-        let how = (Start::Existing, Finish::Nothing);
+        let mode = (Accumulate::Add, Activation::Identity);
         layer
             .attention_output
-            .apply(team, &mut scratch.fewer, context, states, how);
+            .apply(threads, &mut scratch.quantized, context, states, mode);
         layer.attention_norm.apply(states, self.config.norm_epsilon);
     }
 
-    fn feed_forward(&self, team: &Team, scratch: &mut Scratch, layer: &Layer, rows: usize) {
+    fn feed_forward(&self, threads: &ThreadGroup, scratch: &mut Scratch, layer: &Layer, rows: usize) {
         let states = scratch.states.reserve(rows * self.config.hidden);
         let inner = scratch.inner.reserve(rows * self.config.intermediate);
-        let (fewer, how) = (&mut scratch.fewer, (Start::Zero, self.config.activation));
-        layer.up.apply(team, fewer, states, inner, how);
-        let how = (Start::Existing, Finish::Nothing);
-        layer.down.apply(team, fewer, inner, states, how);
+        let (quantized, mode) = (
+            &mut scratch.quantized,
+            (Accumulate::Overwrite, self.config.activation),
+        );
+        layer.up.apply(threads, quantized, states, inner, mode);
+        let mode = (Accumulate::Add, Activation::Identity);
+        layer.down.apply(threads, quantized, inner, states, mode);
         layer.output_norm.apply(states, self.config.norm_epsilon);
     }
 }

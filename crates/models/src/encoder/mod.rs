@@ -13,15 +13,15 @@ use crate::error::LoadError;
 use crate::files::weights::Weights;
 use crate::kernel::bf16::{self, HalfProduct, HalfRows, HalfWeights, Native};
 use crate::kernel::int8::{self, ByteProduct, ByteRows, ByteWeights};
-use crate::kernel::{Finish, Start};
+use crate::kernel::{Accumulate, Activation};
 use crate::kernel::{Packed, Product, simd};
-use crate::team::Team;
+use crate::thread_group::ThreadGroup;
 use config::EncoderConfig;
 
-pub(crate) use forward::{Scratch, Wanted};
+pub(crate) use forward::{OutputRows, Scratch};
 pub(crate) use load::{linear, norm};
 
-/// One tokenised text or pair.
+/// One tokenized text or pair.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Sequence {
     pub(crate) ids: Vec<u32>,
@@ -59,9 +59,9 @@ enum Projection {
     Int8(ByteWeights),
 }
 
-/// The left-hand sides of products with fewer bits, kept for their memory.
+/// The left-hand sides of products with quantized bits, kept for their memory.
 #[derive(Default)]
-struct FewerBits {
+struct QuantizedRows {
     halves: HalfRows,
     bytes: ByteRows,
 }
@@ -77,6 +77,12 @@ pub(crate) struct Norm {
 }
 
 impl Encoder {
+    /// Checks that the weights fit the configuration, without reading them.
+    pub(crate) fn check(weights: &Weights, config: &EncoderConfig) -> Result<(), LoadError> {
+        load::check(weights, config)
+    }
+
+    /// Reads the weights. [`Self::check`] must have passed: sizes of the configuration are trusted here.
     pub(crate) fn load(
         weights: &Weights,
         config: EncoderConfig,
@@ -98,37 +104,37 @@ impl Projection {
         }
     }
 
-    /// As [`Linear::apply`]; `fewer` is where rows of fewer bits go.
+    /// As [`Linear::apply`]; `quantized` is where rows of quantized bits go.
     fn apply(
         &self,
-        team: &Team,
-        fewer: &mut FewerBits,
+        threads: &ThreadGroup,
+        quantized: &mut QuantizedRows,
         rows: &[f32],
         into: &mut [f32],
-        (start, finish): (Start, Finish),
+        (accumulate, activation): (Accumulate, Activation),
     ) {
         match self {
-            Self::Float(linear) => linear.apply(team, rows, into, start, finish),
+            Self::Float(linear) => linear.apply(threads, rows, into, accumulate, activation),
             Self::Bf16(weights) => {
-                fewer.halves.round(weights.native(), rows, weights.depth());
+                quantized.halves.round(weights.native(), rows, weights.depth());
                 let product = HalfProduct {
-                    a: &fewer.halves,
+                    a: &quantized.halves,
                     b: weights,
-                    start,
-                    finish,
+                    accumulate,
+                    activation,
                 };
-                bf16::run(team, &product, into);
+                bf16::run(threads, &product, into);
             }
             Self::Int8(weights) => {
                 let isa = simd::Isa::detect();
-                fewer.bytes.quantize(isa, rows, weights.depth());
+                quantized.bytes.quantize(isa, rows, weights.depth());
                 let product = ByteProduct {
-                    a: &fewer.bytes,
+                    a: &quantized.bytes,
                     b: weights,
-                    start,
-                    finish,
+                    accumulate,
+                    activation,
                 };
-                int8::run(isa, team, &product, into);
+                int8::run(isa, threads, &product, into);
             }
         }
     }
@@ -136,7 +142,14 @@ impl Projection {
 
 impl Linear {
     /// `into = finish(rows · weights + bias)`, or added to what `into` holds.
-    pub(crate) fn apply(&self, team: &Team, rows: &[f32], into: &mut [f32], start: Start, finish: Finish) {
+    pub(crate) fn apply(
+        &self,
+        threads: &ThreadGroup,
+        rows: &[f32],
+        into: &mut [f32],
+        accumulate: Accumulate,
+        activation: Activation,
+    ) {
         let b = self.weights.view();
         let count = rows.len() / b.depth;
         let product = Product {
@@ -145,10 +158,10 @@ impl Linear {
             rows: count,
             b,
             bias: Some(&self.bias),
-            start,
-            finish,
+            accumulate,
+            activation,
         };
-        simd::run(simd::Isa::detect(), team, &product, into, b.columns);
+        simd::run(simd::Isa::detect(), threads, &product, into, b.columns);
     }
 
     pub(crate) fn width(&self) -> usize {

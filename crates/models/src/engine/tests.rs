@@ -1,10 +1,10 @@
-//! The queue's promises, with a model whose work the test controls.
+//! Guarantees of the compute queue, shown with a model whose progress the test controls.
 
 use std::sync::mpsc;
 
 use super::*;
 
-/// Computes nothing: reports what it was given and waits for permission to go on.
+/// Reports the lengths of its sequences and waits for permission to return.
 struct Scripted {
     started: Mutex<mpsc::Sender<Vec<usize>>>,
     permission: Mutex<mpsc::Receiver<()>>,
@@ -24,13 +24,13 @@ fn scripted() -> (Arc<dyn Compute>, mpsc::Receiver<Vec<usize>>, mpsc::Sender<()>
 }
 
 impl Compute for Scripted {
-    fn compute(&self, _: &Team, _: &mut Scratch, sequences: &[&Sequence]) -> Vec<Vec<f32>> {
+    fn compute(&self, _: &ThreadGroup, _: &mut Scratch, sequences: &[&Sequence]) -> Vec<Vec<f32>> {
         let lengths = sequences.iter().map(|sequence| sequence.ids.len()).collect();
         self.started.lock().unwrap().send(lengths).unwrap();
         self.permission.lock().unwrap().recv().unwrap();
         assert!(
             sequences.iter().all(|sequence| sequence.ids[0] != 666),
-            "asked for by a test"
+            "cancellation for by a test"
         );
         sequences
             .iter()
@@ -63,17 +63,13 @@ async fn a_short_query_overtakes_a_large_batch() {
     let (e, m) = (engine.clone(), model.clone());
     let large = tokio::spawn(async move { e.compute(m, batch).await });
     assert_eq!(starts.recv().unwrap(), [384]);
-    let short = tokio::spawn(async move { engine.compute(model, vec![sequence(99, 12)]).await });
-    while !short.is_finished() {
-        permit.send(()).unwrap();
-        let next = starts.recv().unwrap();
-        if next.contains(&12) {
-            break;
-        }
-        // The query may have been queued just after one more group was taken, not later.
-        assert_eq!(next, [384]);
-        tokio::time::sleep(Duration::from_millis(20)).await;
+    let (e, m) = (engine.clone(), model.clone());
+    let short = tokio::spawn(async move { e.compute(m, vec![sequence(99, 12)]).await });
+    while engine.load().waiting_requests < 2 {
+        tokio::task::yield_now().await;
     }
+    permit.send(()).unwrap();
+    assert_eq!(starts.recv().unwrap(), [12]);
     assert!(!large.is_finished());
     for _ in 0..8 {
         let _ = permit.send(());
@@ -187,7 +183,7 @@ async fn a_large_request_counts_with_its_own_tokens() {
         permit.send(()).unwrap();
         starts.recv().unwrap();
     }
-    // Six groups wait: four more fit into the budget, five do not.
+    // Six microbatches wait: four more fit into the budget, five do not.
     assert_eq!(engine.load().waiting_tokens, 6 * 384);
     assert!(matches!(
         engine.compute(model.clone(), batch(5)).await,
@@ -205,7 +201,7 @@ async fn a_large_request_counts_with_its_own_tokens() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_failing_model_answers_with_an_error_and_the_thread_goes_on() {
+async fn a_failing_model_outputs_with_an_error_and_the_thread_goes_on() {
     let engine = engine(1_000, 10);
     let (model, _starts, permit) = scripted();
     permit.send(()).unwrap();
@@ -214,29 +210,29 @@ async fn a_failing_model_answers_with_an_error_and_the_thread_goes_on() {
     // The failure poisoned what the first model holds, so another one shows that the only thread lives.
     let (model, _starts, permit) = scripted();
     permit.send(()).unwrap();
-    let answer = engine.compute(model, vec![sequence(5, 3)]).await.unwrap();
-    assert_eq!(answer, [[5.0]]);
+    let output = engine.compute(model, vec![sequence(5, 3)]).await.unwrap();
+    assert_eq!(output, [[5.0]]);
     assert_eq!(engine.load().waiting_tokens, 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dropping_the_engine_ends_its_threads_and_answers_who_waits() {
+async fn dropping_the_engine_ends_its_threads_and_outputs_who_waits() {
     let engine = engine(1 << 20, 10);
     let (model, starts, permit) = scripted();
-    let shared = engine.running.shared.clone();
-    let receiver = shared
+    let state = engine.compute_threads.state.clone();
+    let receiver = state
         .submit(model, (0..9).map(|id| sequence(id, 384)).collect())
         .unwrap();
     starts.recv().unwrap();
     // Dropping waits for the batch that is being computed, which waits for its permit.
     let dropping = tokio::task::spawn_blocking(move || drop(engine));
-    while !shared.lock().stopping {
+    while !state.lock().stopping {
         tokio::task::yield_now().await;
     }
     permit.send(()).unwrap();
     dropping.await.unwrap();
     assert!(receiver.await.is_err());
-    assert_eq!(Arc::strong_count(&shared), 1);
+    assert_eq!(Arc::strong_count(&state), 1);
 }
 
 #[test]
@@ -249,21 +245,21 @@ fn groups_hold_every_sequence_once_and_are_of_similar_size() {
     ] {
         let sequences: Vec<Sequence> = lengths.iter().map(|length| sequence(0, *length)).collect();
         let tokens = lengths.iter().sum();
-        let groups = cut(&sequences, tokens, threads);
+        let microbatches = split_into_microbatches(&sequences, tokens, threads);
         let mut next = 0;
-        for group in &groups {
-            assert!(group.start == next && group.end > group.start);
-            next = group.end;
+        for microbatch in &microbatches {
+            assert!(microbatch.start == next && microbatch.end > microbatch.start);
+            next = microbatch.end;
         }
         assert_eq!(next, sequences.len());
         let longest = *lengths.iter().max().unwrap();
-        for group in &groups {
-            let size: usize = sequences[group.clone()]
+        for microbatch in &microbatches {
+            let size: usize = sequences[microbatch.clone()]
                 .iter()
                 .map(|sequence| sequence.ids.len())
                 .sum();
             assert!(
-                size <= GROUP_TOKENS + longest / 2 + 1 || group.len() == 1,
+                size <= MICROBATCH_TOKENS + longest / 2 + 1 || microbatch.len() == 1,
                 "{size}"
             );
         }

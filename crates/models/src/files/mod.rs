@@ -1,5 +1,5 @@
-//! Reading a model's files: small JSON files here, weights in [`weights`], and in [`version`] the
-//! digest that tells one state of the files from another.
+//! Reads the files of a model: small JSON files here, weights in [`weights`], a digest of all of them in
+//! [`version`].
 
 pub(crate) mod version;
 pub(crate) mod weights;
@@ -12,10 +12,10 @@ use serde::de::DeserializeOwned;
 
 use crate::error::LoadError;
 
-/// A tokenizer of 250,000 pieces takes 17 MB; anything far beyond is not one.
+/// A tokenizer of 250,000 tokens has 17 MB.
 const LARGEST_JSON: u64 = 256 << 20;
 
-/// The content of a file that may be absent.
+/// Reads a file that may be absent.
 pub(crate) fn read_optional(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
     let unreadable = |source| LoadError::Unreadable {
         path: path.to_owned(),
@@ -26,7 +26,7 @@ pub(crate) fn read_optional(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(unreadable(source)),
     };
-    let too_large = || LoadError::malformed(path, format!("larger than {} MB", LARGEST_JSON >> 20));
+    let too_large = || LoadError::malformed(path, format!("it is larger than {} MB", LARGEST_JSON >> 20));
     if length > LARGEST_JSON {
         return Err(too_large());
     }
@@ -41,11 +41,11 @@ pub(crate) fn read_optional(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
     Ok(Some(bytes))
 }
 
-/// Opens a regular file and says how long it is. Anything else under its name, such as a pipe that nobody
-/// writes to, could be waited for without end.
+/// Opens a regular file and returns its length. Anything else, such as a pipe without a writer, could
+/// block forever.
 pub(crate) fn open(path: &Path) -> std::io::Result<(File, u64)> {
     if !std::fs::metadata(path)?.is_file() {
-        return Err(std::io::Error::other("it is no regular file"));
+        return Err(std::io::Error::other("not a regular file"));
     }
     let file = File::open(path)?;
     let length = file.metadata()?.len();
@@ -68,7 +68,7 @@ pub(crate) fn json_required<T: DeserializeOwned>(
     })
 }
 
-/// The bytes of a file that a model cannot be without.
+/// Reads a file that every model needs.
 pub(crate) fn read_required(directory: &Path, file: &'static str) -> Result<Vec<u8>, LoadError> {
     read_optional(&directory.join(file))?.ok_or_else(|| LoadError::MissingFile {
         directory: directory.to_owned(),

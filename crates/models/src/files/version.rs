@@ -1,7 +1,7 @@
-//! A version for a model's files that changes whenever they do.
+//! A version that changes whenever the files of a model do.
 //!
-//! Every byte counts: a single changed weight gives other vectors. The digest is computed beside
-//! the loading, on another thread, and takes no longer than that.
+//! Every byte counts, since a single changed weight changes the vectors. The digest is computed on
+//! another thread while the model loads, and takes no longer than that.
 
 use std::io::Read;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::error::LoadError;
 
 const CHUNK: usize = 1 << 20;
 
-/// Twelve hexadecimal digits over everything that decides what the model computes.
+/// Twelve hexadecimal digits of a digest over all files that affect the output of the model.
 pub(crate) fn of_directory(
     directory: &Path,
     encoder: &Path,
@@ -43,7 +43,7 @@ pub(crate) fn of_directory(
         .collect())
 }
 
-/// Names and lengths are part of the digest, so that no two sets of files read the same.
+/// Includes names and lengths, so that no two sets of files give the same bytes.
 fn add(hash: &mut Sha256, name: &str, bytes: &[u8]) {
     hash.update((name.len() as u64).to_le_bytes());
     hash.update(name);

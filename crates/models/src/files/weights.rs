@@ -1,8 +1,8 @@
 //! Tensors by name, from one or several safetensors files.
 //!
-//! The header of each file is read and checked when it is opened: afterwards every tensor is known to
-//! lie within the file, so reading one allocates no more than the file is long. Tensors are read one by
-//! one, because most are repacked at once and need not be in memory twice.
+//! Opening a file reads and checks its header. Afterwards every tensor is known to lie within the file,
+//! so reading one allocates no more than the file is long. Tensors are read one by one, because most are
+//! repacked at once and need not be in memory twice.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -19,14 +19,14 @@ use crate::error::LoadError;
 
 pub(crate) const SINGLE_FILE: &str = "model.safetensors";
 pub(crate) const INDEX_FILE: &str = "model.safetensors.index.json";
-/// Real headers are some hundred KB; this bounds what a damaged length can make us allocate.
+/// Real headers have some hundred KB. Bounds the allocation that a damaged length causes.
 const LARGEST_HEADER: u64 = 64 << 20;
 const CHUNK: usize = 1 << 20;
 
 pub(crate) struct Weights {
     directory: PathBuf,
     files: Vec<WeightFile>,
-    tensors: HashMap<String, Location>,
+    tensors: HashMap<String, TensorLocation>,
 }
 
 struct WeightFile {
@@ -35,7 +35,7 @@ struct WeightFile {
     data_start: u64,
 }
 
-struct Location {
+struct TensorLocation {
     file: usize,
     dtype: Dtype,
     shape: Vec<usize>,
@@ -43,7 +43,7 @@ struct Location {
 }
 
 #[derive(Deserialize)]
-struct Index {
+struct WeightIndex {
     weight_map: HashMap<String, String>,
 }
 
@@ -69,10 +69,10 @@ impl Weights {
         let (mut file, length) = open(&path).map_err(unreadable)?;
         let mut size = [0; 8];
         file.read_exact(&mut size)
-            .map_err(|_| LoadError::malformed(&path, "shorter than its header"))?;
+            .map_err(|_| LoadError::malformed(&path, "it ends before its header"))?;
         let header_length = u64::from_le_bytes(size);
         if header_length > LARGEST_HEADER || header_length > length.saturating_sub(8) {
-            let reason = format!("it announces a header of {header_length} bytes");
+            let reason = format!("the length of its header is {header_length} bytes");
             return Err(LoadError::malformed(&path, reason));
         }
         let mut header = vec![0; header_length as usize];
@@ -83,11 +83,11 @@ impl Weights {
         let expected = data_start + metadata.data_len() as u64;
         if expected != length {
             let reason =
-                format!("it should be {expected} bytes long, but is {length} (an interrupted download?)");
+                format!("its length is {length} bytes instead of {expected} (an interrupted download?)");
             return Err(LoadError::malformed(&path, reason));
         }
         for (name, info) in metadata.tensors() {
-            let location = Location {
+            let location = TensorLocation {
                 file: self.files.len(),
                 dtype: info.dtype,
                 shape: info.shape.clone(),
@@ -107,13 +107,17 @@ impl Weights {
         self.tensors.contains_key(name)
     }
 
-    /// The shape of a tensor, where there is one of that name.
+    /// The shape of a tensor, if it exists.
     pub(crate) fn shape(&self, name: &str) -> Option<&[usize]> {
         self.tensors.get(name).map(|location| &location.shape[..])
     }
 
-    /// Reads a tensor as `f32`, refusing any other shape than the expected one.
-    pub(crate) fn read(&self, name: &str, expected: &[usize]) -> Result<Vec<f32>, LoadError> {
+    /// Fails where the tensor is missing or has another shape.
+    pub(crate) fn check_shape(&self, name: &str, expected: &[usize]) -> Result<(), LoadError> {
+        self.locate(name, expected).map(|_| ())
+    }
+
+    fn locate(&self, name: &str, expected: &[usize]) -> Result<&TensorLocation, LoadError> {
         let location = self.tensors.get(name).ok_or_else(|| LoadError::MissingTensor {
             path: self.directory.clone(),
             name: name.to_owned(),
@@ -125,6 +129,12 @@ impl Weights {
                 expected: expected.to_vec(),
             });
         }
+        Ok(location)
+    }
+
+    /// Reads a tensor of the expected shape as `f32`.
+    pub(crate) fn read(&self, name: &str, expected: &[usize]) -> Result<Vec<f32>, LoadError> {
+        let location = self.locate(name, expected)?;
         let WeightFile {
             path,
             file,
@@ -160,7 +170,7 @@ impl Weights {
         if values.iter().any(|value| !value.is_finite()) {
             return Err(LoadError::malformed(
                 path,
-                format!("tensor '{name}' holds numbers that are not finite"),
+                format!("tensor '{name}' has values that are not finite"),
             ));
         }
         Ok(values)
@@ -192,7 +202,7 @@ pub(crate) fn weight_files(directory: &Path) -> Result<Vec<String>, LoadError> {
         return Ok(vec![SINGLE_FILE.to_owned()]);
     }
     let index_path = directory.join(INDEX_FILE);
-    if let Some(index) = json_optional::<Index>(&index_path)? {
+    if let Some(index) = json_optional::<WeightIndex>(&index_path)? {
         return index_parts(&index_path, index);
     }
     for pickled in ["pytorch_model.bin", "pytorch_model.bin.index.json", "model.bin"] {
@@ -209,20 +219,20 @@ pub(crate) fn weight_files(directory: &Path) -> Result<Vec<String>, LoadError> {
     })
 }
 
-fn index_parts(path: &Path, index: Index) -> Result<Vec<String>, LoadError> {
+fn index_parts(path: &Path, index: WeightIndex) -> Result<Vec<String>, LoadError> {
     let mut parts: Vec<String> = index.weight_map.into_values().collect();
     parts.sort();
     parts.dedup();
     match parts.iter().find(|part| !is_plain_part_name(part)) {
         Some(part) => Err(LoadError::malformed(
             path,
-            format!("'{part}' is no name of a safetensors file"),
+            format!("'{part}' is not the name of a safetensors file next to it"),
         )),
         None => Ok(parts),
     }
 }
 
-/// An index comes from outside: it may name only files beside it.
+/// An index is untrusted: it may name only files next to it.
 fn is_plain_part_name(name: &str) -> bool {
     name.ends_with(".safetensors") && !name.contains(['/', '\\']) && !name.starts_with('.')
 }

@@ -14,9 +14,9 @@ use std::ops::Range;
 use half::bf16;
 
 use super::product::BLOCK_ROWS;
-use super::simd::{self, Output};
-use super::{AlignedBuffer, Finish, PANEL, Start};
-use crate::team::Team;
+use super::simd::{self, OutputPointer};
+use super::{Accumulate, Activation, AlignedBuffer, PANEL};
+use crate::thread_group::ThreadGroup;
 
 /// Rows of one register tile: as many accumulators hide the latency of a product, and an operand of
 /// the panel is loaded once for all of them.
@@ -159,19 +159,19 @@ fn pair(values: &[f32]) -> Pair {
 pub(crate) struct HalfProduct<'a> {
     pub(crate) a: &'a HalfRows,
     pub(crate) b: &'a HalfWeights,
-    pub(crate) start: Start,
-    pub(crate) finish: Finish,
+    pub(crate) accumulate: Accumulate,
+    pub(crate) activation: Activation,
 }
 
-/// Computes `product` into the rows of `c`, as wide as the weights' columns, on the threads of `team`.
-pub(crate) fn run(team: &Team, product: &HalfProduct<'_>, c: &mut [f32]) {
+/// Computes `product` into the rows of `c`, as wide as the weights' columns, on the threads of `threads`.
+pub(crate) fn run(threads: &ThreadGroup, product: &HalfProduct<'_>, c: &mut [f32]) {
     let HalfProduct { a, b, .. } = *product;
     if a.rows == 0 || b.columns == 0 {
         return;
     }
     assert!(a.values == b.depth && c.len() >= a.rows * b.columns);
-    let output = Output::new(c);
-    simd::for_panels(team, b.columns.div_ceil(PANEL), &|range| {
+    let output = OutputPointer::new(c);
+    simd::for_panels(threads, b.columns.div_ceil(PANEL), &|range| {
         for block in blocks(a.rows) {
             for panel in range.clone() {
                 for tile in tiles(block.clone()) {
@@ -199,7 +199,7 @@ fn round_tile(native: Native, values: &[f32], depth: usize, pairs: &mut [Pair]) 
 /// # Safety
 /// The processor must have what [`Native`] stands for, `output` must be valid for the rows of `tile` and
 /// the columns of `panel`, and no other thread may access those meanwhile.
-unsafe fn tile_of(product: &HalfProduct<'_>, output: Output, panel: usize, tile: Range<usize>) {
+unsafe fn tile_of(product: &HalfProduct<'_>, output: OutputPointer, panel: usize, tile: Range<usize>) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: passed on to the caller.
     unsafe {
@@ -230,8 +230,8 @@ mod avx512 {
     };
     use std::mem::transmute;
 
-    use super::{HalfProduct, Output, PANEL, Pair, pair};
-    use crate::kernel::simd::{Place, write_tile};
+    use super::{HalfProduct, OutputPointer, PANEL, Pair, pair};
+    use crate::kernel::simd::{TilePosition, write_tile};
 
     /// Values that are rounded at once.
     const AT_ONCE: usize = 32;
@@ -251,7 +251,7 @@ mod avx512 {
                     let both = _mm512_cvtne2ps_pbh(high, low);
                     _mm512_storeu_si512(rounded.as_mut_ptr().cast(), transmute::<__m512bh, __m512i>(both));
                 }
-                // In this order: what ends first is asked first, and takes nothing of the other.
+                // In this order: what ends first is cancellation first, and takes nothing of the other.
                 for (pair, into) in rounded.into_iter().zip(into.by_ref()) {
                     *into = pair;
                 }
@@ -269,7 +269,7 @@ mod avx512 {
     #[target_feature(enable = "avx512f,avx512bf16,avx512bw,avx512dq,avx512vl,fma")]
     pub(super) unsafe fn tile<const R: usize>(
         product: &HalfProduct<'_>,
-        output: Output,
+        output: OutputPointer,
         panel: usize,
         row: usize,
     ) {
@@ -299,13 +299,13 @@ mod avx512 {
                 *value += bias;
             }
         }
-        let place = Place {
+        let position = TilePosition {
             row,
             panel,
             columns: b.columns,
         };
         // SAFETY: passed on to the caller.
-        unsafe { write_tile::<true, R>(values, output, place, product.start, product.finish) };
+        unsafe { write_tile::<true, R>(values, output, position, product.accumulate, product.activation) };
     }
 }
 

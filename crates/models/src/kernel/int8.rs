@@ -1,5 +1,5 @@
-//! Products with weights of eight bits: `C = A · B` where `B` was quantised once at load and the
-//! rows of `A` are quantised as they come.
+//! Products with weights of eight bits: `C = A · B` where `B` was quantized once at load and the
+//! rows of `A` are quantized as they come.
 //!
 //! A weight is `scale · q`, one scale per column and `q` from -127 to 127. A value of a row is
 //! `offset + scale · u`, one offset and scale per row and `u` from 0 to 255. The sum over the depth
@@ -17,31 +17,31 @@
 use std::ops::Range;
 
 use super::product::BLOCK_ROWS;
-use super::simd::{self, Isa, Output, Place};
-use super::{AlignedBuffer, Finish, PANEL, Start, rows};
-use crate::team::Team;
+use super::simd::{self, Isa, OutputPointer, TilePosition};
+use super::{Accumulate, Activation, AlignedBuffer, PANEL, rows};
+use crate::thread_group::ThreadGroup;
 
 /// Depth handled at once: two steps of four, whose products are added in 16 bits.
 const GROUP: usize = 8;
 /// Bytes of one group of one panel.
 const GROUP_BYTES: usize = GROUP * PANEL;
-/// Largest magnitude of a quantised weight.
+/// Largest magnitude of a quantized weight.
 const LARGEST: f32 = 127.0;
 /// What the weights of one sign in one lane may sum up to before each is rounded, by up to a half.
 const LANE_SUM: f32 = 126.0;
 
 /// How the bytes of one row are read: a value is `offset + scale · byte`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct RowStep {
+pub(crate) struct RowScale {
     pub(crate) scale: f32,
     pub(crate) offset: f32,
 }
 
-/// Rows of a left-hand side, quantised. Kept from product to product for its memory.
+/// Rows of a left-hand side, quantized. Kept from product to product for its memory.
 #[derive(Default)]
 pub(crate) struct ByteRows {
     bytes: AlignedBuffer,
-    steps: Vec<RowStep>,
+    steps: Vec<RowScale>,
     stride: usize,
 }
 
@@ -50,7 +50,7 @@ impl ByteRows {
     pub(crate) fn quantize(&mut self, isa: Isa, values: &[f32], depth: usize) {
         self.stride = depth.next_multiple_of(GROUP);
         self.steps.clear();
-        self.steps.resize(values.len() / depth, RowStep::default());
+        self.steps.resize(values.len() / depth, RowScale::default());
         let bytes = self.bytes.reserve_bytes(self.steps.len() * self.stride);
         simd::quantize(isa, values, depth, self.stride, bytes, &mut self.steps);
     }
@@ -75,7 +75,7 @@ struct Constants {
 }
 
 impl ByteWeights {
-    /// Quantises weights as PyTorch stores them: one row of `depth` values per output column.
+    /// Quantizes weights as PyTorch stores them: one row of `depth` values per output column.
     pub(crate) fn from_rows(weights: &[f32], bias: &[f32], depth: usize) -> Self {
         let columns = bias.len();
         let panels = columns.div_ceil(PANEL);
@@ -96,7 +96,7 @@ impl ByteWeights {
             for (k, weight) in weights.iter().enumerate() {
                 let quantized = (weight * inverse).round() as i8;
                 sum += i32::from(quantized);
-                bytes[place(lane, k)] = quantized.cast_unsigned();
+                bytes[weight_offset(lane, k)] = quantized.cast_unsigned();
             }
             let constants = &mut packed.constants[panel];
             constants.scales[lane] = scale;
@@ -119,16 +119,17 @@ impl ByteWeights {
         &self.panels.as_bytes()[number * length..][..length]
     }
 
-    /// The weight that a quantised one stands for.
+    /// The weight that a quantized one stands for.
     #[cfg(test)]
     pub(super) fn weight(&self, column: usize, k: usize) -> f32 {
         let (panel, lane) = (column / PANEL, column % PANEL);
-        f32::from(self.panel(panel)[place(lane, k)].cast_signed()) * self.constants[panel].scales[lane]
+        f32::from(self.panel(panel)[weight_offset(lane, k)].cast_signed())
+            * self.constants[panel].scales[lane]
     }
 }
 
 /// Where a weight is in its panel.
-fn place(lane: usize, k: usize) -> usize {
+fn weight_offset(lane: usize, k: usize) -> usize {
     k / 4 * 4 * PANEL + lane * 4 + k % 4
 }
 
@@ -148,18 +149,18 @@ fn column_scale(weights: &[f32]) -> f32 {
     (largest / LARGEST).max(lane / LANE_SUM)
 }
 
-/// One product: the quantised rows `a` times `b` plus its bias.
+/// One product: the quantized rows `a` times `b` plus its bias.
 pub(crate) struct ByteProduct<'a> {
     pub(crate) a: &'a ByteRows,
     pub(crate) b: &'a ByteWeights,
-    pub(crate) start: Start,
-    pub(crate) finish: Finish,
+    pub(crate) accumulate: Accumulate,
+    pub(crate) activation: Activation,
 }
 
 /// Which instructions add up the products of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
-    /// Four products at a time in 32 bits; made only by [`Way::all`], after the processor said that it can.
+pub(super) enum DotProduct {
+    /// Four products at a time in 32 bits; made only by [`DotProduct::all`], after the processor said that it can.
     #[cfg(target_arch = "x86_64")]
     Vnni,
     /// Two at a time in 16 bits, see [`Isa`].
@@ -168,7 +169,7 @@ pub(super) enum Way {
     Portable,
 }
 
-impl Way {
+impl DotProduct {
     /// What can run here on top of `isa`, the fastest first.
     pub(super) fn all(isa: Isa) -> impl Iterator<Item = Self> {
         #[cfg(target_arch = "x86_64")]
@@ -192,28 +193,33 @@ impl Way {
     }
 }
 
-/// Computes `product` into the rows of `c`, as wide as the weights' columns, on the threads of `team`.
-pub(crate) fn run(isa: Isa, team: &Team, product: &ByteProduct<'_>, c: &mut [f32]) {
-    if let Some(way) = Way::all(isa).next() {
-        run_by(way, team, product, c);
+/// Computes `product` into the rows of `c`, as wide as the weights' columns, on the threads of `threads`.
+pub(crate) fn run(isa: Isa, threads: &ThreadGroup, product: &ByteProduct<'_>, c: &mut [f32]) {
+    if let Some(dot_product) = DotProduct::all(isa).next() {
+        run_by(dot_product, threads, product, c);
     }
 }
 
-pub(super) fn run_by(way: Way, team: &Team, product: &ByteProduct<'_>, c: &mut [f32]) {
+pub(super) fn run_by(
+    dot_product: DotProduct,
+    threads: &ThreadGroup,
+    product: &ByteProduct<'_>,
+    c: &mut [f32],
+) {
     let ByteProduct { a, b, .. } = *product;
     let rows = a.steps.len();
     if rows == 0 || b.columns == 0 {
         return;
     }
     assert!(a.stride == b.groups() * GROUP && c.len() >= rows * b.columns);
-    let output = Output::new(c);
-    simd::for_panels(team, b.columns.div_ceil(PANEL), &|range| {
+    let output = OutputPointer::new(c);
+    simd::for_panels(threads, b.columns.div_ceil(PANEL), &|range| {
         for block in (0..rows).step_by(BLOCK_ROWS) {
             for panel in range.clone() {
                 let block = block..rows.min(block + BLOCK_ROWS);
                 // SAFETY: `c` was checked to have all rows and columns, and the ranges of different
                 // threads are disjoint.
-                unsafe { run_panel(way, product, output, panel, block) };
+                unsafe { run_panel(dot_product, product, output, panel, block) };
             }
         }
     });
@@ -222,16 +228,22 @@ pub(super) fn run_by(way: Way, team: &Team, product: &ByteProduct<'_>, c: &mut [
 /// # Safety
 /// `output` must be valid for the rows of `block` and the columns of `panel`, and no other thread may
 /// access those meanwhile.
-unsafe fn run_panel(way: Way, product: &ByteProduct<'_>, output: Output, panel: usize, block: Range<usize>) {
-    match way {
+unsafe fn run_panel(
+    dot_product: DotProduct,
+    product: &ByteProduct<'_>,
+    output: OutputPointer,
+    panel: usize,
+    block: Range<usize>,
+) {
+    match dot_product {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the instructions are there, see `Way`; the caller vouches for the rest.
-        Way::Vnni => unsafe { x86::vnni_panel(product, output, panel, block) },
+        // SAFETY: the instructions are there, see `DotProduct`; the caller vouches for the rest.
+        DotProduct::Vnni => unsafe { x86::vnni_panel(product, output, panel, block) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: AVX2 and FMA are there, see `Isa`; the caller vouches for the rest.
-        Way::Avx2 => unsafe { x86::avx2_panel(product, output, panel, block) },
+        DotProduct::Avx2 => unsafe { x86::avx2_panel(product, output, panel, block) },
         // SAFETY: passed on to the caller.
-        Way::Portable => unsafe { panel_rows::<false, Portable>(product, output, panel, block) },
+        DotProduct::Portable => unsafe { panel_rows::<false, Portable>(product, output, panel, block) },
     }
 }
 
@@ -253,7 +265,7 @@ trait Dots {
 #[inline(always)]
 unsafe fn panel_rows<const FMA: bool, D: Dots>(
     product: &ByteProduct<'_>,
-    output: Output,
+    output: OutputPointer,
     panel: usize,
     block: Range<usize>,
 ) {
@@ -284,7 +296,7 @@ unsafe fn panel_rows<const FMA: bool, D: Dots>(
 #[inline(always)]
 unsafe fn tile<const FMA: bool, D: Dots, const R: usize>(
     product: &ByteProduct<'_>,
-    output: Output,
+    output: OutputPointer,
     panel: usize,
     row: usize,
 ) {
@@ -298,20 +310,20 @@ unsafe fn tile<const FMA: bool, D: Dots, const R: usize>(
     for (r, (values, dots)) in values.iter_mut().zip(&dots).enumerate() {
         read_back::<FMA>(&b.constants[panel], a.steps[row + r], dots, values);
     }
-    let place = Place {
+    let position = TilePosition {
         row,
         panel,
         columns: b.columns,
     };
     // SAFETY: passed on to the caller.
-    unsafe { simd::write_tile::<FMA, R>(values, output, place, product.start, product.finish) };
+    unsafe { simd::write_tile::<FMA, R>(values, output, position, product.accumulate, product.activation) };
 }
 
 /// From integers back to numbers, with the bias.
 #[inline(always)]
 fn read_back<const FMA: bool>(
     constants: &Constants,
-    step: RowStep,
+    step: RowScale,
     dots: &[i32; PANEL],
     values: &mut [f32; PANEL],
 ) {

@@ -13,7 +13,7 @@ pub(crate) mod simd;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use product::{Finish, Packed, Product, Start};
+pub(crate) use product::{Accumulate, Activation, Packed, Product};
 pub(crate) use simd::AlignedBuffer;
 
 /// Columns of one panel: one cache line of `f32`, and two AVX2 registers.

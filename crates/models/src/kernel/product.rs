@@ -13,19 +13,19 @@ pub(super) const BLOCK_DEPTH: usize = 384;
 /// Rows of one block, a multiple of the tile's rows.
 pub(super) const BLOCK_ROWS: usize = 96;
 
-/// What a product's result begins with.
+/// How a product is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Start {
-    /// `C` is overwritten.
-    Zero,
-    /// The product is added to what `C` holds: a residual, or a relative position bias.
-    Existing,
+pub(crate) enum Accumulate {
+    /// `C = A · B`
+    Overwrite,
+    /// `C = C + A · B`: `C` holds a residual or a relative position bias.
+    Add,
 }
 
-/// What is done to each value once its product is complete.
+/// The function applied to each value of a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Finish {
-    Nothing,
+pub(crate) enum Activation {
+    Identity,
     Gelu,
     GeluTanh,
     Relu,
@@ -89,6 +89,6 @@ pub(crate) struct Product<'a> {
     pub(crate) b: PackedView<'a>,
     /// One value per column, added once.
     pub(crate) bias: Option<&'a [f32]>,
-    pub(crate) start: Start,
-    pub(crate) finish: Finish,
+    pub(crate) accumulate: Accumulate,
+    pub(crate) activation: Activation,
 }

@@ -1,11 +1,11 @@
-//! Row-wise functions, written so that the compiler vectorises them.
+//! Row-wise functions, written so that the compiler vectorizes them.
 //!
 //! They are generic over whether fused multiply-add is there, and always inlined: the callers in
 //! [`super::simd`] decide which instructions they are compiled for.
 
 use super::PANEL;
-use super::int8::RowStep;
-use super::product::Finish;
+use super::int8::RowScale;
+use super::product::Activation;
 
 /// Floats handled side by side in reductions, whose order the compiler may not change by itself.
 const LANES: usize = 16;
@@ -76,15 +76,15 @@ fn gelu_tanh<const FMA: bool>(x: f32) -> f32 {
 }
 
 #[inline(always)]
-pub(super) fn activate<const FMA: bool>(finish: Finish, values: &mut [f32]) {
-    match finish {
-        Finish::Nothing => {}
-        Finish::Gelu => values.iter_mut().for_each(|v| *v = gelu::<FMA>(*v)),
-        Finish::GeluTanh => values.iter_mut().for_each(|v| *v = gelu_tanh::<FMA>(*v)),
-        Finish::Relu => values.iter_mut().for_each(|v| *v = v.max(0.0)),
-        Finish::Silu => values.iter_mut().for_each(|v| *v /= 1.0 + exp::<FMA>(-*v)),
-        Finish::Tanh => values.iter_mut().for_each(|v| *v = tanh::<FMA>(*v)),
-        Finish::Sigmoid => values.iter_mut().for_each(|v| *v = 1.0 / (1.0 + exp::<FMA>(-*v))),
+pub(super) fn activate<const FMA: bool>(activation: Activation, values: &mut [f32]) {
+    match activation {
+        Activation::Identity => {}
+        Activation::Gelu => values.iter_mut().for_each(|v| *v = gelu::<FMA>(*v)),
+        Activation::GeluTanh => values.iter_mut().for_each(|v| *v = gelu_tanh::<FMA>(*v)),
+        Activation::Relu => values.iter_mut().for_each(|v| *v = v.max(0.0)),
+        Activation::Silu => values.iter_mut().for_each(|v| *v /= 1.0 + exp::<FMA>(-*v)),
+        Activation::Tanh => values.iter_mut().for_each(|v| *v = tanh::<FMA>(*v)),
+        Activation::Sigmoid => values.iter_mut().for_each(|v| *v = 1.0 / (1.0 + exp::<FMA>(-*v))),
     }
 }
 
@@ -105,7 +105,7 @@ pub(super) fn softmax<const FMA: bool>(scores: &mut [f32], stride: usize, len: u
     }
 }
 
-/// Layer normalisation of rows as wide as `gamma`, in place.
+/// Layer normalization of rows as wide as `gamma`, in place.
 #[inline(always)]
 pub(super) fn layer_norm<const FMA: bool>(values: &mut [f32], gamma: &[f32], beta: &[f32], eps: f32) {
     let width = gamma.len();
@@ -196,7 +196,7 @@ pub(super) fn quantize<const FMA: bool>(
     depth: usize,
     stride: usize,
     bytes: &mut [u8],
-    steps: &mut [RowStep],
+    steps: &mut [RowScale],
 ) {
     /// 1.5 · 2^23: adding it rounds to an integer and leaves that in the low bits.
     const ROUND: f32 = 12_582_912.0;
@@ -213,7 +213,7 @@ pub(super) fn quantize<const FMA: bool>(
             *byte = madd::<FMA>(*value - lowest, inverse, ROUND).to_bits() as u8;
         }
         rest.fill(0);
-        *step = RowStep {
+        *step = RowScale {
             scale: range / 255.0 + poison,
             offset: lowest,
         };

@@ -1,5 +1,5 @@
 //! The unsafe arithmetic on `f32`: the 6 × 16 register tile and the calls into code compiled for AVX2
-//! and FMA. [`super::bf16`] and [`super::int8`] have their counterparts for weights of fewer bits.
+//! and FMA. [`super::bf16`] and [`super::int8`] have their counterparts for weights of quantized bits.
 //!
 //! Three facts keep it sound. [`run`] checks the lengths of its operands against the whole product
 //! before the first tile. The parts of one product that run on several threads are ranges of
@@ -11,10 +11,10 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::int8::RowStep;
-use super::product::{BLOCK_DEPTH, BLOCK_ROWS, Finish, Product, Start};
+use super::int8::RowScale;
+use super::product::{Accumulate, Activation, BLOCK_DEPTH, BLOCK_ROWS, Product};
 use super::{PANEL, TILE_ROWS, rows};
-use crate::team::Team;
+use crate::thread_group::ThreadGroup;
 
 /// Which compiled version of the arithmetic runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,7 +64,7 @@ impl AlignedBuffer {
 
     pub(crate) fn as_slice(&self) -> &[f32] {
         // SAFETY: `Line` is `repr(C)` around `[f32; 16]` and 64 bytes long like its alignment, so
-        // the lines are one run of initialised floats without gaps.
+        // the lines are one run of initialized floats without gaps.
         unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.lines.len() * PANEL) }
     }
 
@@ -76,7 +76,7 @@ impl AlignedBuffer {
     /// The same memory as bytes, for a buffer that is used for those.
     pub(crate) fn as_bytes(&self) -> &[u8] {
         let floats = self.as_slice();
-        // SAFETY: floats are initialised bytes without gaps.
+        // SAFETY: floats are initialized bytes without gaps.
         unsafe { std::slice::from_raw_parts(floats.as_ptr().cast(), size_of_val(floats)) }
     }
 
@@ -105,12 +105,12 @@ impl AlignedBuffer {
 
 /// The result of a product, written by several threads at disjoint columns.
 #[derive(Clone, Copy)]
-pub(super) struct Output(*mut f32);
+pub(super) struct OutputPointer(*mut f32);
 
 // SAFETY: only products share it, and give each thread columns of its own.
-unsafe impl Sync for Output {}
+unsafe impl Sync for OutputPointer {}
 
-impl Output {
+impl OutputPointer {
     pub(super) fn new(c: &mut [f32]) -> Self {
         Self(c.as_mut_ptr())
     }
@@ -133,7 +133,7 @@ impl Output {
 
 /// Where a tile belongs in a result whose rows are `columns` wide.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct TilePosition {
     /// The first of its rows.
     pub(super) row: usize,
     pub(super) panel: usize,
@@ -149,17 +149,17 @@ pub(super) struct Place {
 #[inline(always)]
 pub(super) unsafe fn write_tile<const FMA: bool, const R: usize>(
     mut values: [[f32; PANEL]; R],
-    output: Output,
-    place: Place,
-    start: Start,
-    finish: Finish,
+    output: OutputPointer,
+    position: TilePosition,
+    accumulate: Accumulate,
+    activation: Activation,
 ) {
-    let Place { row, panel, columns } = place;
+    let TilePosition { row, panel, columns } = position;
     let column = panel * PANEL;
     let width = PANEL.min(columns - column);
     // SAFETY: within the rows and columns that the caller vouches for.
     let into = |r: usize| unsafe { output.row_part((row + r) * columns + column, width) };
-    if start == Start::Existing {
+    if accumulate == Accumulate::Add {
         for (r, values) in values.iter_mut().enumerate() {
             let before = into(r);
             match before.first_chunk::<PANEL>() {
@@ -168,7 +168,7 @@ pub(super) unsafe fn write_tile<const FMA: bool, const R: usize>(
             }
         }
     }
-    rows::activate::<FMA>(finish, values.as_flattened_mut());
+    rows::activate::<FMA>(activation, values.as_flattened_mut());
     for (r, values) in values.iter().enumerate() {
         let into = into(r);
         match into.first_chunk_mut::<PANEL>() {
@@ -185,8 +185,8 @@ fn add(values: &mut [f32; PANEL], others: &[f32]) {
     }
 }
 
-/// Computes `product` into the rows of `c`, which are `ldc` apart, on the threads of `team`.
-pub(crate) fn run(isa: Isa, team: &Team, product: &Product<'_>, c: &mut [f32], ldc: usize) {
+/// Computes `product` into the rows of `c`, which are `ldc` apart, on the threads of `threads`.
+pub(crate) fn run(isa: Isa, threads: &ThreadGroup, product: &Product<'_>, c: &mut [f32], ldc: usize) {
     let Product {
         a,
         lda,
@@ -203,21 +203,21 @@ pub(crate) fn run(isa: Isa, team: &Team, product: &Product<'_>, c: &mut [f32], l
     assert!(b.panels.len() >= b.columns.next_multiple_of(PANEL) * b.depth);
     assert!(bias.is_none_or(|bias| bias.len() >= b.columns));
 
-    let output = Output::new(c);
-    for_panels(team, b.columns.div_ceil(PANEL), &|range| {
+    let output = OutputPointer::new(c);
+    for_panels(threads, b.columns.div_ceil(PANEL), &|range| {
         // SAFETY: the lengths were checked above, and the ranges of different parts are disjoint.
         unsafe { run_panels(isa, product, output, ldc, range) };
     });
 }
 
-/// Calls `work` with ranges that together are all panels, each once, on the threads of `team`.
-pub(super) fn for_panels(team: &Team, panels: usize, work: &(dyn Fn(Range<usize>) + Sync)) {
-    if team.size() == 1 {
+/// Calls `work` with ranges that together are all panels, each once, on the threads of `threads`.
+pub(super) fn for_panels(threads: &ThreadGroup, panels: usize, work: &(dyn Fn(Range<usize>) + Sync)) {
+    if threads.size() == 1 {
         return work(0..panels);
     }
     // A few parts per thread even out threads that join late or are interrupted.
-    let per_part = panels.div_ceil(4 * team.size()).max(1);
-    team.for_each(panels.div_ceil(per_part), &|part| {
+    let per_part = panels.div_ceil(4 * threads.size()).max(1);
+    threads.for_each(panels.div_ceil(per_part), &|part| {
         work(part * per_part..panels.min((part + 1) * per_part));
     });
 }
@@ -235,7 +235,13 @@ thread_local! {
 /// # Safety
 /// The operands must be as long as [`run`] checks, and no other thread may access the columns of
 /// `range` in the output.
-unsafe fn run_panels(isa: Isa, product: &Product<'_>, output: Output, ldc: usize, range: Range<usize>) {
+unsafe fn run_panels(
+    isa: Isa,
+    product: &Product<'_>,
+    output: OutputPointer,
+    ldc: usize,
+    range: Range<usize>,
+) {
     let Product { a, lda, rows, b, .. } = *product;
     let blocks = b.depth.div_ceil(BLOCK_DEPTH).max(1);
     let block_depth = b.depth.div_ceil(blocks);
@@ -277,12 +283,16 @@ unsafe fn run_panels(isa: Isa, product: &Product<'_>, output: Output, ldc: usize
                         // SAFETY: row < rows and column < columns.
                         c: unsafe { output.at(row * ldc + column) },
                         ldc,
-                        accumulate: !first || product.start == Start::Existing,
+                        accumulate: !first || product.accumulate == Accumulate::Add,
                         bias: product
                             .bias
                             .filter(|_| first)
                             .map(|bias| &bias[column..column + width]),
-                        finish: if last { product.finish } else { Finish::Nothing },
+                        activation: if last {
+                            product.activation
+                        } else {
+                            Activation::Identity
+                        },
                     };
                     // SAFETY: the tile lies in the rows and columns that the caller vouches for.
                     unsafe {
@@ -306,7 +316,7 @@ fn tile_height(left: usize) -> usize {
     left.div_ceil(left.div_ceil(TILE_ROWS))
 }
 
-/// The last panel of a matrix whose columns are no multiple of 16, by way of a tile of its own.
+/// The last panel of a matrix whose columns are no multiple of 16, by dot_product of a tile of its own.
 ///
 /// # Safety
 /// As for [`tile`], for `width` columns.
@@ -365,7 +375,7 @@ struct TileArgs<'a> {
     ldc: usize,
     accumulate: bool,
     bias: Option<&'a [f32]>,
-    finish: Finish,
+    activation: Activation,
 }
 
 impl TileArgs<'_> {
@@ -425,7 +435,7 @@ unsafe fn portable_tile<const R: usize>(args: &TileArgs<'_>) {
         }
     }
     for (r, row) in acc.iter_mut().enumerate() {
-        rows::activate::<NATIVE_FMA>(args.finish, row);
+        rows::activate::<NATIVE_FMA>(args.activation, row);
         for (j, value) in row.iter().enumerate() {
             // SAFETY: within the tile that the caller vouches for.
             unsafe { *args.c.add(r * args.ldc + j) = *value };
@@ -450,7 +460,7 @@ macro_rules! dispatch {
 
         #[cfg(target_arch = "x86_64")]
         mod avx2 {
-            use super::{Finish, RowStep, rows};
+            use super::{Activation, RowScale, rows};
             pub(super) use super::avx2_tile::tile;
             $(#[target_feature(enable = "avx2,fma")]
             pub(super) fn $name($($arg: $type),*) {
@@ -463,10 +473,10 @@ macro_rules! dispatch {
 dispatch! {
     softmax(scores: &mut [f32], stride: usize, len: usize);
     layer_norm(values: &mut [f32], gamma: &[f32], beta: &[f32], eps: f32);
-    activate(finish: Finish, values: &mut [f32]);
+    activate(activation: Activation, values: &mut [f32]);
     pack_transposed(source: &[f32], stride: usize, depth: usize, columns: usize, panels: &mut [f32]);
     pack_tile(source: &[f32], stride: usize, depth: usize, height: usize, tile: &mut [f32]);
-    quantize(values: &[f32], depth: usize, stride: usize, bytes: &mut [u8], steps: &mut [RowStep]);
+    quantize(values: &[f32], depth: usize, stride: usize, bytes: &mut [u8], steps: &mut [RowScale]);
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -477,7 +487,7 @@ mod avx2_tile {
     };
 
     use super::super::rows;
-    use super::{Finish, PANEL, TileArgs};
+    use super::{Activation, PANEL, TileArgs};
 
     /// How many rows of the panel ahead to ask for; a panel that comes from main memory is read
     /// as one stream, and this keeps it a few hundred cycles ahead of its use.
@@ -537,10 +547,10 @@ mod avx2_tile {
                 _mm256_storeu_ps(c.add(r * ldc), *low);
                 _mm256_storeu_ps(c.add(r * ldc + 8), *high);
             }
-            if args.finish != Finish::Nothing {
+            if args.activation != Activation::Identity {
                 for r in 0..R {
                     let row = std::slice::from_raw_parts_mut(c.add(r * ldc), PANEL);
-                    rows::activate::<true>(args.finish, row);
+                    rows::activate::<true>(args.activation, row);
                 }
             }
         }

@@ -2,8 +2,8 @@
 
 use super::product::PackedView;
 use super::simd::{self, Isa};
-use super::{Finish, Packed, Product, Start, rows};
-use crate::team::Team;
+use super::{Accumulate, Activation, Packed, Product, rows};
+use crate::thread_group::ThreadGroup;
 
 pub(super) fn sets() -> Vec<Isa> {
     let mut sets = vec![Isa::Portable, Isa::detect()];
@@ -46,7 +46,7 @@ fn products_agree_with_plain_loops_at_every_edge() {
             let bias = numbers(columns, 3);
             let before = numbers(rows * ldc, 4);
             let packed = Packed::from_rows(&weights, depth, columns);
-            for start in [Start::Zero, Start::Existing] {
+            for accumulate in [Accumulate::Overwrite, Accumulate::Add] {
                 let mut c = before.clone();
                 let product = Product {
                     a: &a,
@@ -54,16 +54,16 @@ fn products_agree_with_plain_loops_at_every_edge() {
                     rows,
                     b: packed.view(),
                     bias: Some(&bias),
-                    start,
-                    finish: Finish::Relu,
+                    accumulate,
+                    activation: Activation::Relu,
                 };
-                simd::run(isa, &Team::solo(), &product, &mut c, ldc);
+                simd::run(isa, &ThreadGroup::solo(), &product, &mut c, ldc);
                 for (at, value) in c.iter().enumerate() {
                     let (row, column) = (at / ldc, at % ldc);
                     let expected = if column >= columns {
                         f64::from(before[at])
                     } else {
-                        let first = if start == Start::Existing {
+                        let first = if accumulate == Accumulate::Add {
                             f64::from(before[at])
                         } else {
                             0.0
@@ -92,22 +92,22 @@ fn a_team_computes_exactly_what_one_thread_does() {
         rows,
         b: packed.view(),
         bias: None,
-        start: Start::Zero,
-        finish: Finish::Gelu,
+        accumulate: Accumulate::Overwrite,
+        activation: Activation::Gelu,
     };
     let mut alone = vec![0.0; rows * columns];
-    simd::run(Isa::detect(), &Team::solo(), &product, &mut alone, columns);
-    let (team, helpers) = Team::with_helpers(2);
+    simd::run(Isa::detect(), &ThreadGroup::solo(), &product, &mut alone, columns);
+    let (threads, helpers) = ThreadGroup::with_helpers(2);
     std::thread::scope(|scope| {
         for helper in helpers {
             scope.spawn(|| helper.assist());
         }
         for _ in 0..20 {
             let mut together = vec![0.0; rows * columns];
-            simd::run(Isa::detect(), &team, &product, &mut together, columns);
+            simd::run(Isa::detect(), &threads, &product, &mut together, columns);
             assert!(alone == together);
         }
-        drop(team);
+        drop(threads);
     });
 }
 
@@ -125,35 +125,35 @@ fn a_product_that_would_write_outside_its_result_is_refused() {
             panels: &panels,
         },
         bias: None,
-        start: Start::Zero,
-        finish: Finish::Nothing,
+        accumulate: Accumulate::Overwrite,
+        activation: Activation::Identity,
     };
-    simd::run(Isa::detect(), &Team::solo(), &product, &mut [0.0; 31], 16);
+    simd::run(Isa::detect(), &ThreadGroup::solo(), &product, &mut [0.0; 31], 16);
 }
 
 #[test]
 fn activations_agree_with_their_definitions() {
     let inputs: Vec<f32> = (-2_000..=2_000).map(|i| i as f32 / 200.0).collect();
     type Definition = fn(f64) -> f64;
-    let definitions: [(Finish, Definition); 6] = [
-        (Finish::Gelu, |x| x * normal_distribution(x)),
-        (Finish::GeluTanh, |x| {
+    let definitions: [(Activation, Definition); 6] = [
+        (Activation::Gelu, |x| x * normal_distribution(x)),
+        (Activation::GeluTanh, |x| {
             0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh())
         }),
-        (Finish::Relu, |x| x.max(0.0)),
-        (Finish::Silu, |x| x / (1.0 + (-x).exp())),
-        (Finish::Tanh, f64::tanh),
-        (Finish::Sigmoid, |x| 1.0 / (1.0 + (-x).exp())),
+        (Activation::Relu, |x| x.max(0.0)),
+        (Activation::Silu, |x| x / (1.0 + (-x).exp())),
+        (Activation::Tanh, f64::tanh),
+        (Activation::Sigmoid, |x| 1.0 / (1.0 + (-x).exp())),
     ];
     for isa in sets() {
-        for (finish, definition) in definitions {
+        for (activation, definition) in definitions {
             let mut values = inputs.clone();
-            simd::activate(isa, finish, &mut values);
+            simd::activate(isa, activation, &mut values);
             for (x, value) in inputs.iter().zip(values) {
                 let expected = definition(f64::from(*x));
                 assert!(
                     (f64::from(value) - expected).abs() < 5e-6,
-                    "{isa:?} {finish:?}({x}) = {value}, not {expected}"
+                    "{isa:?} {activation:?}({x}) = {value}, not {expected}"
                 );
             }
         }

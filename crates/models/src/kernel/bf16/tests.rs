@@ -11,17 +11,23 @@ fn rounded(values: &[f32]) -> Vec<f32> {
 }
 
 /// Rounds the rows and multiplies.
-fn product(a: &[f32], weights: &HalfWeights, how: (Start, Finish), team: &Team, c: &mut [f32]) {
+fn product(
+    a: &[f32],
+    weights: &HalfWeights,
+    mode: (Accumulate, Activation),
+    threads: &ThreadGroup,
+    c: &mut [f32],
+) {
     let mut rows = HalfRows::default();
     rows.round(weights.native(), a, weights.depth());
-    let (start, finish) = how;
+    let (accumulate, activation) = mode;
     let product = HalfProduct {
         a: &rows,
         b: weights,
-        start,
-        finish,
+        accumulate,
+        activation,
     };
-    run(team, &product, c);
+    run(threads, &product, c);
 }
 
 #[test]
@@ -42,15 +48,25 @@ fn products_are_exact_for_the_rounded_numbers() {
         let bias = numbers(columns, 3);
         let before = numbers(rows * columns, 4);
         let packed = HalfWeights::from_rows(native, &weights, &bias, depth);
-        for start in [Start::Zero, Start::Existing] {
+        for accumulate in [Accumulate::Overwrite, Accumulate::Add] {
             let mut c = before.clone();
-            product(&a, &packed, (start, Finish::Relu), &Team::solo(), &mut c);
+            product(
+                &a,
+                &packed,
+                (accumulate, Activation::Relu),
+                &ThreadGroup::solo(),
+                &mut c,
+            );
             for (row, values) in c.chunks_exact(columns).enumerate() {
                 let a = rounded(&a[row * depth..][..depth]);
                 for (column, value) in values.iter().enumerate() {
                     let b = rounded(&weights[column * depth..][..depth]);
                     let existing = f64::from(before[row * columns + column]);
-                    let first = if start == Start::Existing { existing } else { 0.0 };
+                    let first = if accumulate == Accumulate::Add {
+                        existing
+                    } else {
+                        0.0
+                    };
                     let expected = (first + f64::from(bias[column]) + dot(&a, &b)).max(0.0);
                     assert!(
                         (f64::from(*value) - expected).abs() < 1e-5 * (depth as f64 + expected),
@@ -73,11 +89,11 @@ fn what_was_there_before_is_not_part_of_a_product() {
         let product = HalfProduct {
             a: &rows,
             b: &weights,
-            start: Start::Zero,
-            finish: Finish::Nothing,
+            accumulate: Accumulate::Overwrite,
+            activation: Activation::Identity,
         };
         let mut c = vec![f32::NAN; count * 3];
-        run(&Team::solo(), &product, &mut c);
+        run(&ThreadGroup::solo(), &product, &mut c);
         assert_eq!(c, vec![depth as f32 + 0.5; count * 3]);
     }
 }
@@ -95,8 +111,8 @@ fn what_is_not_a_number_does_not_pass_for_one() {
                 product(
                     &a,
                     &weights,
-                    (Start::Zero, Finish::Nothing),
-                    &Team::solo(),
+                    (Accumulate::Overwrite, Activation::Identity),
+                    &ThreadGroup::solo(),
                     &mut c,
                 );
                 assert!(
@@ -115,20 +131,20 @@ fn a_team_multiplies_halves_exactly_as_one_thread_does() {
     let (rows, depth, columns) = (12, 384, 1152);
     let weights = HalfWeights::from_rows(native, &numbers(columns * depth, 6), &numbers(columns, 7), depth);
     let a = numbers(rows * depth, 5);
-    let how = (Start::Zero, Finish::Gelu);
+    let mode = (Accumulate::Overwrite, Activation::Gelu);
     let mut alone = vec![0.0; rows * columns];
-    product(&a, &weights, how, &Team::solo(), &mut alone);
-    let (team, helpers) = Team::with_helpers(2);
+    product(&a, &weights, mode, &ThreadGroup::solo(), &mut alone);
+    let (threads, helpers) = ThreadGroup::with_helpers(2);
     std::thread::scope(|scope| {
         for helper in helpers {
             scope.spawn(|| helper.assist());
         }
         for _ in 0..20 {
             let mut together = vec![0.0; rows * columns];
-            product(&a, &weights, how, &team, &mut together);
+            product(&a, &weights, mode, &threads, &mut together);
             assert!(alone == together);
         }
-        drop(team);
+        drop(threads);
     });
 }
 
@@ -137,8 +153,8 @@ fn a_product_that_would_write_outside_its_result_is_refused() {
     let Some(native) = Native::detect() else { return };
     let weights = HalfWeights::from_rows(native, &[1.0; 16 * 8], &[0.0; 16], 8);
     let refused = std::panic::catch_unwind(|| {
-        let how = (Start::Zero, Finish::Nothing);
-        product(&[1.0; 16], &weights, how, &Team::solo(), &mut [0.0; 31]);
+        let mode = (Accumulate::Overwrite, Activation::Identity);
+        product(&[1.0; 16], &weights, mode, &ThreadGroup::solo(), &mut [0.0; 31]);
     });
     assert!(refused.is_err());
 }

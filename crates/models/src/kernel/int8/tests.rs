@@ -5,10 +5,10 @@ use crate::kernel::tests::{dot, numbers, sets};
 
 /// Values that a row's bytes stand for.
 fn read_back(isa: Isa, values: &[f32]) -> Vec<f32> {
-    let mut step = [RowStep::default()];
+    let mut step = [RowScale::default()];
     let mut bytes = vec![0; values.len()];
     simd::quantize(isa, values, values.len(), values.len(), &mut bytes, &mut step);
-    let [RowStep { scale, offset }] = step;
+    let [RowScale { scale, offset }] = step;
     bytes
         .iter()
         .map(|byte| offset + scale * f32::from(*byte))
@@ -49,29 +49,38 @@ fn products_are_exact_for_the_numbers_that_the_bytes_stand_for() {
             }
             let ways = sets()
                 .into_iter()
-                .flat_map(|isa| Way::all(isa).map(move |way| (isa, way)));
-            let cases = ways.flat_map(|(isa, way)| [(isa, way, Start::Zero), (isa, way, Start::Existing)]);
-            for (isa, way, start) in cases {
+                .flat_map(|isa| DotProduct::all(isa).map(move |dot_product| (isa, dot_product)));
+            let cases = ways.flat_map(|(isa, dot_product)| {
+                [
+                    (isa, dot_product, Accumulate::Overwrite),
+                    (isa, dot_product, Accumulate::Add),
+                ]
+            });
+            for (isa, dot_product, accumulate) in cases {
                 let mut c = before.clone();
                 let mut bytes = ByteRows::default();
                 bytes.quantize(isa, &a, depth);
                 let product = ByteProduct {
                     a: &bytes,
                     b: &packed,
-                    start,
-                    finish: Finish::Relu,
+                    accumulate,
+                    activation: Activation::Relu,
                 };
-                run_by(way, &Team::solo(), &product, &mut c);
+                run_by(dot_product, &ThreadGroup::solo(), &product, &mut c);
                 for (row, values) in c.chunks_exact(columns).enumerate() {
                     let a = read_back(isa, &a[row * depth..][..depth]);
                     for (column, value) in values.iter().enumerate() {
                         let b: Vec<f32> = (0..depth).map(|k| packed.weight(column, k)).collect();
                         let existing = f64::from(before[row * columns + column]);
-                        let first = if start == Start::Existing { existing } else { 0.0 };
+                        let first = if accumulate == Accumulate::Add {
+                            existing
+                        } else {
+                            0.0
+                        };
                         let expected = (first + f64::from(bias[column]) + dot(&a, &b)).max(0.0);
                         assert!(
                             (f64::from(*value) - expected).abs() < 1e-5 * (depth as f64 + expected),
-                            "{way:?} {rows}x{depth}x{columns} at {row}, {column}: {value}, not {expected}"
+                            "{dot_product:?} {rows}x{depth}x{columns} at {row}, {column}: {value}, not {expected}"
                         );
                     }
                 }
@@ -85,7 +94,7 @@ fn rows_of_bytes_span_the_whole_range_and_give_bad_numbers_away() {
     for isa in sets() {
         let (depth, stride) = (21, 24);
         let values: Vec<f32> = numbers(depth * 3, 11).iter().map(|v| v * 9.0 - 2.0).collect();
-        let (mut bytes, mut steps) = (vec![7; stride * 3], vec![RowStep::default(); 3]);
+        let (mut bytes, mut steps) = (vec![7; stride * 3], vec![RowScale::default(); 3]);
         simd::quantize(isa, &values, depth, stride, &mut bytes, &mut steps);
         for ((row, bytes), step) in values.chunks(depth).zip(bytes.chunks(stride)).zip(&steps) {
             assert!(bytes.contains(&0) && bytes.contains(&255));
@@ -98,7 +107,7 @@ fn rows_of_bytes_span_the_whole_range_and_give_bad_numbers_away() {
                 );
             }
         }
-        let mut step = [RowStep::default()];
+        let mut step = [RowScale::default()];
         simd::quantize(isa, &[3.5; 8], 8, 8, &mut [0; 8], &mut step);
         assert_eq!((step[0].offset, step[0].scale), (3.5, 0.0));
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -117,22 +126,22 @@ fn a_team_multiplies_bytes_exactly_as_one_thread_does() {
     let product = ByteProduct {
         a: &bytes,
         b: &weights,
-        start: Start::Zero,
-        finish: Finish::Gelu,
+        accumulate: Accumulate::Overwrite,
+        activation: Activation::Gelu,
     };
     let mut alone = vec![0.0; rows * columns];
-    run(Isa::detect(), &Team::solo(), &product, &mut alone);
-    let (team, helpers) = Team::with_helpers(2);
+    run(Isa::detect(), &ThreadGroup::solo(), &product, &mut alone);
+    let (threads, helpers) = ThreadGroup::with_helpers(2);
     std::thread::scope(|scope| {
         for helper in helpers {
             scope.spawn(|| helper.assist());
         }
         for _ in 0..20 {
             let mut together = vec![0.0; rows * columns];
-            run(Isa::detect(), &team, &product, &mut together);
+            run(Isa::detect(), &threads, &product, &mut together);
             assert!(alone == together);
         }
-        drop(team);
+        drop(threads);
     });
 }
 
@@ -145,8 +154,8 @@ fn a_product_that_would_write_outside_its_result_is_refused() {
     let product = ByteProduct {
         a: &bytes,
         b: &weights,
-        start: Start::Zero,
-        finish: Finish::Nothing,
+        accumulate: Accumulate::Overwrite,
+        activation: Activation::Identity,
     };
-    run(Isa::detect(), &Team::solo(), &product, &mut [0.0; 31]);
+    run(Isa::detect(), &ThreadGroup::solo(), &product, &mut [0.0; 31]);
 }

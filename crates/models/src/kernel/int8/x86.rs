@@ -7,14 +7,14 @@ use std::arch::x86_64::{
 };
 use std::ops::Range;
 
-use super::{ByteProduct, Dots, GROUP, Output, PANEL, panel_rows};
+use super::{ByteProduct, Dots, GROUP, OutputPointer, PANEL, panel_rows};
 
 /// # Safety
 /// As for [`super::run_panel`], on a processor with AVX2 and FMA.
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn avx2_panel(
     product: &ByteProduct<'_>,
-    output: Output,
+    output: OutputPointer,
     panel: usize,
     block: Range<usize>,
 ) {
@@ -23,11 +23,11 @@ pub(super) unsafe fn avx2_panel(
 }
 
 /// # Safety
-/// As for [`super::run_panel`], on a processor with what [`super::Way::Vnni`] stands for.
+/// As for [`super::run_panel`], on a processor with what [`super::DotProduct::Vnni`] stands for.
 #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) unsafe fn vnni_panel(
     product: &ByteProduct<'_>,
-    output: Output,
+    output: OutputPointer,
     panel: usize,
     block: Range<usize>,
 ) {
