@@ -324,7 +324,7 @@ mod tests {
             key: key.to_owned(),
             group: String::new(),
             value: Vec::new(),
-            run_at: run_at,
+            run_at,
             expect,
         }
     }

@@ -6,7 +6,7 @@ use anyhow::Context;
 use ragstone_core::records::Records;
 use ragstone_core::storage::{Storage, StorageError};
 use ragstone_providers::chroma::ChromaStorage;
-use ragstone_store::{Held, PostgresOptions, PostgresStore, SqliteStore, StoreOptions};
+use ragstone_store::{IndexScope, PostgresOptions, PostgresStore, SqliteStore, StoreOptions};
 use secrecy::SecretString;
 
 use crate::config::{self, ConfigError, StoreLocation};
@@ -24,13 +24,13 @@ pub(crate) enum OpenStore {
 
 impl OpenStore {
     pub(crate) async fn open(location: &StoreLocation) -> anyhow::Result<Self> {
-        Self::open_holding(location, Held::Everything).await
+        Self::open_with_scope(location, IndexScope::Everything).await
     }
 
-    /// `held` limits the index that an embedded store keeps in memory.
-    pub(crate) async fn open_holding(location: &StoreLocation, held: Held) -> anyhow::Result<Self> {
+    /// `scope` limits the index that an embedded store keeps in memory.
+    pub(crate) async fn open_with_scope(location: &StoreLocation, scope: IndexScope) -> anyhow::Result<Self> {
         match location {
-            StoreLocation::Embedded(directory) => Ok(Self::Embedded(open_embedded(directory, held)?)),
+            StoreLocation::Embedded(directory) => Ok(Self::Embedded(open_embedded(directory, scope)?)),
             StoreLocation::Postgres(url) => {
                 let store = PostgresStore::open(url, PostgresOptions::default())
                     .await
@@ -39,7 +39,7 @@ impl OpenStore {
             }
             StoreLocation::Chroma { url, data_dir } => {
                 let store = connect_chroma(url)?;
-                let records = open_embedded(data_dir, held)?;
+                let records = open_embedded(data_dir, scope)?;
                 match store.health().await {
                     Ok(_) => {}
                     Err(error @ StorageError::Unavailable { .. }) => tracing::warn!(
@@ -97,9 +97,9 @@ impl OpenStore {
     }
 }
 
-fn open_embedded(directory: &std::path::Path, held: Held) -> anyhow::Result<Arc<SqliteStore>> {
+fn open_embedded(directory: &std::path::Path, scope: IndexScope) -> anyhow::Result<Arc<SqliteStore>> {
     let options = StoreOptions {
-        held,
+        index_scope: scope,
         ..StoreOptions::default()
     };
     let store = owner_only(|| SqliteStore::open(directory, options))

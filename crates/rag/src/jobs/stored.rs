@@ -202,7 +202,7 @@ impl JobRecord {
             key: id.to_owned(),
             group: group(&self.collection, self.state.is_final()),
             value: serde_json::to_vec(self).unwrap_or_default(),
-            run_at: run_at,
+            run_at,
             expect,
         }
     }

@@ -74,7 +74,7 @@ impl Stored {
             key: key.to_owned(),
             group: self.entry.session_key().unwrap_or_default().to_owned(),
             value: serde_json::to_vec(self).map_err(|error| StorageError::Failed(Box::new(error)))?,
-            run_at: run_at,
+            run_at,
             expect,
         })
     }

@@ -26,7 +26,7 @@ use ragstone_rag::ingest::{
 use ragstone_rag::jobs::check_source;
 use ragstone_rag::ledger::Ledger;
 use ragstone_rag::{Models, Service};
-use ragstone_store::Held;
+use ragstone_store::IndexScope;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
@@ -268,13 +268,13 @@ async fn ingest_here(args: &IngestArgs, collection: CollectionName, mut found: F
 
 /// What ingestion asks of a collection. Nobody searches here, and what a search needs would grow with
 /// what is ingested.
-const HELD: Held = Held::Fields {
+const INDEX_SCOPE: IndexScope = IndexScope::Fields {
     values: &[keys::SOURCE],
     presence: &[keys::CONTENT_HASH],
 };
 
 async fn open_store(settings: &Settings) -> anyhow::Result<OpenStore> {
-    OpenStore::open_holding(&settings.store, HELD)
+    OpenStore::open_with_scope(&settings.store, INDEX_SCOPE)
         .await
         .map_err(|error| {
             let in_use = matches!(error.downcast_ref(), Some(ragstone_store::Error::InUse(_)));
