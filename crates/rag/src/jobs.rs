@@ -24,7 +24,7 @@ use ragstone_core::storage::StorageError;
 use tokio::sync::Notify;
 
 use crate::error::ServiceError;
-use crate::ingest::{Content, Earlier, IngestTarget, Ingestion, Kind, Progress, Report};
+use crate::ingest::{Content, Earlier, IngestTarget, Ingestion, InputOptions, Kind, Progress, Report};
 
 use stored::{ItemRecord, Items, JobRecord, KIND, Stored};
 pub use stored::{Job, JobState};
@@ -50,6 +50,7 @@ pub struct NewItem {
     pub bytes: Vec<u8>,
     /// There for some rows of a larger file, whose others come by other requests.
     pub partial: Option<Earlier>,
+    pub options: InputOptions,
 }
 
 #[derive(Clone)]
@@ -180,6 +181,10 @@ impl Jobs {
                 return Ok(Some(stored.record.view(id)));
             }
         }
+    }
+
+    pub fn ingestion(&self) -> &Ingestion {
+        &self.ingestion
     }
 
     /// Gives the worker that serves this queue; one per process is enough.

@@ -311,9 +311,9 @@ async fn ingest_group(jobs: &Jobs, record: &JobRecord, work: Work<'_>) -> Result
             }
             let input = Input {
                 source: item.source.clone(),
-                origin: None,
                 kind,
                 content: item.content(bytes),
+                options: item.options.clone(),
             };
             if sender.send(input).await.is_err() {
                 break;

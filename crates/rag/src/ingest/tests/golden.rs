@@ -4,7 +4,9 @@ use std::fmt::Write;
 
 use super::{WordModel, pdf};
 use crate::ingest::size::TokenSizer;
-use crate::ingest::{Chunk, Content, Input, Kind, ReadOptions, Splitter, Unreadable, chunks_of};
+use crate::ingest::{
+    Chunk, Content, Input, InputOptions, Kind, ReadOptions, Reader, Splitter, Unreadable, each_chunk,
+};
 
 const CHUNK_TOKENS: usize = 30;
 
@@ -13,13 +15,20 @@ fn split(source: &str, bytes: &[u8]) -> Result<Vec<Chunk>, Unreadable> {
     let kind = Kind::of_path(std::path::Path::new(source)).unwrap();
     let input = Input {
         source: source.into(),
-        origin: None,
         kind,
         content: Content::Memory(bytes.to_vec()),
+        options: InputOptions::default(),
     };
-    chunks_of(&input, &splitter, &ReadOptions::default(), &mut |problem| {
+    let mut chunks = Vec::new();
+    let mut reader = Reader::new(ReadOptions::default(), || false);
+    let mut keep = |chunk| {
+        chunks.push(chunk);
+        Ok(())
+    };
+    each_chunk(input, &splitter, &mut reader, &mut keep, &mut |problem| {
         panic!("{problem}")
-    })
+    })?;
+    Ok(chunks)
 }
 
 fn render(chunks: &[Chunk]) -> String {
@@ -355,7 +364,7 @@ fn what_is_no_document_is_refused() {
     let pages = pdf(&[&[]]);
     assert_eq!(
         problem("scan.pdf", &pages),
-        "it has no text; it may be made of scanned pictures"
+        "it has no text; its pages may be scanned images"
     );
 }
 
