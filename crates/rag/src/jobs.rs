@@ -177,10 +177,31 @@ impl Jobs {
             if self.end(&mut stored, JobState::Cancelled, None).await? {
                 if let Some(running) = self.running(id) {
                     running.cancel.notify_one();
+                    self.settle(&mut stored, &running).await?;
                 }
                 return Ok(Some(stored.record.view(id)));
             }
         }
+    }
+
+    /// Waits until the worker of a cancelled job has stopped, and stores its last report.
+    async fn settle(&self, stored: &mut Stored, running: &Running) -> Result<(), StorageError> {
+        for _ in 0..100 {
+            if self.running(&stored.id).is_none() {
+                break;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        stored.record.report = running.before.clone();
+        stored.record.report.add(&running.progress.snapshot());
+        let kept_until = stored
+            .record
+            .finished
+            .map(|finished| finished.saturating_add(stored::KEPT_FOR));
+        let change = stored
+            .record
+            .put(&stored.id, kept_until, Expect::Version(stored.version));
+        self.ingestion.records.apply(vec![change]).await.map(|_| ())
     }
 
     pub fn ingestion(&self) -> &Ingestion {

@@ -12,9 +12,9 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::edits::Edits;
-use super::outline::{DocType, Outline, Section, comments, outline};
-use super::pieces::{Passage, Piece};
-use super::read::{Body, Text, html};
+use super::outline::{DocType, MarkdownSection, Outline, comments, outline};
+use super::pieces::{Passage, TextPiece, windows};
+use super::read::{DocumentText, TextBody, html};
 use super::size::TokenSizer;
 
 /// Metadata keys. Filters and sibling gathering rely on the names.
@@ -80,10 +80,11 @@ impl DocumentInfo {
 pub struct Splitter {
     pub(super) sizer: TokenSizer,
     pub(super) chunk_tokens: usize,
+    is_cancelled: Box<dyn Fn() -> bool + Send>,
 }
 
 /// A part of a text with the metadata that its chunks share.
-struct Part<'a> {
+struct SectionPart<'a> {
     text: &'a str,
     section_id: String,
     section_path: Vec<String>,
@@ -104,16 +105,36 @@ enum Blocks<'a> {
 
 impl Splitter {
     pub fn new(sizer: TokenSizer, chunk_tokens: usize) -> Self {
-        Self { sizer, chunk_tokens }
+        Self {
+            sizer,
+            chunk_tokens,
+            is_cancelled: Box::new(|| false),
+        }
     }
 
-    pub fn split(&self, info: &DocumentInfo, text: &Text) -> Vec<Chunk> {
+    /// Stops splitting, without a complete result, once the chunks are not wanted any more.
+    #[must_use]
+    pub fn cancelled_by(self, is_cancelled: impl Fn() -> bool + Send + 'static) -> Self {
+        Self {
+            is_cancelled: Box::new(is_cancelled),
+            ..self
+        }
+    }
+
+    /// Windows of a long text, until splitting is cancelled.
+    pub(super) fn windows<'t>(&self, text: &'t str) -> impl Iterator<Item = (usize, &'t str)> {
+        windows(text, self.window())
+            .into_iter()
+            .take_while(|_| !(self.is_cancelled)())
+    }
+
+    pub fn split(&self, info: &DocumentInfo, text: &DocumentText) -> Vec<Chunk> {
         match &text.body {
-            Body::Markdown(markdown) => self.split_markdown(info, text, markdown, &comments(markdown)),
-            Body::Page(markdown) => self.split_markdown(info, text, markdown, &html::unescapes(markdown)),
-            Body::Plain(plain) => self.split_whole(info, text, plain, DocType::Paragraph),
-            Body::Code(code) => self.split_whole(info, text, code, DocType::Code),
-            Body::Pages(pages) => self.split_pages(info, text, pages),
+            TextBody::Markdown(markdown) => self.split_markdown(info, text, markdown, &comments(markdown)),
+            TextBody::Page(markdown) => self.split_markdown(info, text, markdown, &html::unescapes(markdown)),
+            TextBody::Plain(plain) => self.split_whole(info, text, plain, DocType::Paragraph),
+            TextBody::Code(code) => self.split_whole(info, text, code, DocType::Code),
+            TextBody::Pages(pages) => self.split_pages(info, text, pages),
         }
     }
 
@@ -121,9 +142,9 @@ impl Splitter {
         text_splitter::ChunkSizer::size(&self.sizer, text)
     }
 
-    fn split_whole(&self, info: &DocumentInfo, text: &Text, body: &str, kind: DocType) -> Vec<Chunk> {
+    fn split_whole(&self, info: &DocumentInfo, text: &DocumentText, body: &str, kind: DocType) -> Vec<Chunk> {
         let title = text.title.as_deref().unwrap_or(info.title());
-        let part = Part {
+        let part = SectionPart {
             text: body,
             section_id: anchor(&info.source),
             section_path: Vec::new(),
@@ -135,12 +156,12 @@ impl Splitter {
         chunks
     }
 
-    fn split_pages(&self, info: &DocumentInfo, text: &Text, pages: &[String]) -> Vec<Chunk> {
+    fn split_pages(&self, info: &DocumentInfo, text: &DocumentText, pages: &[String]) -> Vec<Chunk> {
         let title = text.title.as_deref().unwrap_or(info.title());
         let mut chunks = Vec::new();
         for (index, page) in pages.iter().enumerate() {
             let number = index + 1;
-            let part = Part {
+            let part = SectionPart {
                 text: page,
                 section_id: format!("{}#page-{number}", anchor(&info.source)),
                 section_path: vec![format!("Page {number}")],
@@ -152,7 +173,13 @@ impl Splitter {
         chunks
     }
 
-    fn split_markdown(&self, info: &DocumentInfo, text: &Text, markdown: &str, edits: &Edits) -> Vec<Chunk> {
+    fn split_markdown(
+        &self,
+        info: &DocumentInfo,
+        text: &DocumentText,
+        markdown: &str,
+        edits: &Edits,
+    ) -> Vec<Chunk> {
         let outline = outline(markdown);
         let given = info.metadata.get(keys::TITLE).is_some().then(|| info.title());
         let title = text
@@ -170,7 +197,7 @@ impl Splitter {
         let mut chunks = Vec::new();
         for section in &outline.sections {
             let ids = tree.enter(section);
-            let part = Part {
+            let part = SectionPart {
                 text: &markdown[section.range.clone()],
                 section_id: ids.section_id,
                 section_path: ids.path,
@@ -186,8 +213,8 @@ impl Splitter {
         chunks
     }
 
-    fn add_part(&self, chunks: &mut Vec<Chunk>, info: &DocumentInfo, title: &str, part: &Part<'_>) {
-        let pieces: Vec<Piece> = match part.blocks {
+    fn add_part(&self, chunks: &mut Vec<Chunk>, info: &DocumentInfo, title: &str, part: &SectionPart<'_>) {
+        let pieces: Vec<TextPiece> = match part.blocks {
             Blocks::Markdown {
                 blocks,
                 offset,
@@ -243,7 +270,9 @@ impl Blocks<'_> {
         };
         let (start, end) = (offset + piece.start, offset + piece.end);
         let mut bytes: HashMap<DocType, usize> = HashMap::new();
-        for (kind, range) in *blocks {
+        // Blocks are in order. A search keeps sections of very many blocks from taking quadratic time.
+        let first = blocks.partition_point(|(_, range)| range.end <= start);
+        for (kind, range) in blocks[first..].iter().take_while(|(_, range)| range.start < end) {
             let shared = range.end.min(end).saturating_sub(range.start.max(start));
             if shared > 0 && *kind != DocType::Heading {
                 *bytes.entry(*kind).or_default() += shared;
@@ -264,7 +293,7 @@ fn first_heading(outline: &Outline) -> Option<&str> {
 }
 
 /// One heading of the first level, before all others, is the title of the document.
-fn has_title_heading(sections: &[Section]) -> bool {
+fn has_title_heading(sections: &[MarkdownSection]) -> bool {
     let mut headings = sections.iter().filter(|s| s.level > 0);
     headings.next().is_some_and(|first| first.level == 1) && !headings.any(|s| s.level == 1)
 }
@@ -310,7 +339,7 @@ impl SectionTree {
         id
     }
 
-    fn enter(&mut self, section: &Section) -> SectionIds {
+    fn enter(&mut self, section: &MarkdownSection) -> SectionIds {
         if section.level == 0 {
             let id = self.anchor.clone();
             return SectionIds {

@@ -35,6 +35,6 @@ pub use kind::{Kind, UNKNOWN_TYPE};
 pub use known::KnownFiles;
 pub use prepare::{Content, Earlier, FileRows, Input, InputOptions, ROWS_STAY, each_chunk};
 pub use prune::IngestedSource;
-pub use read::{IsolatedReader, ReadOptions, Reader, Unreadable};
+pub use read::{DocumentReader, IsolatedReader, ReadOptions, Unreadable};
 pub use report::{Progress, Report};
 pub use run::{IngestTarget, Ingestion, Prepared, chunk_tokens};

@@ -32,7 +32,7 @@ impl DocType {
 
 /// A heading and the text under it, up to the next heading of any level.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Section {
+pub struct MarkdownSection {
     /// 1 to 6; 0 for text before the first heading.
     pub level: usize,
     pub heading: String,
@@ -48,7 +48,7 @@ pub struct Outline {
     /// Other fields of the front matter.
     pub metadata: Metadata,
     /// Those that have any block, in order; their ranges do not overlap.
-    pub sections: Vec<Section>,
+    pub sections: Vec<MarkdownSection>,
 }
 
 /// Markdown events with their ranges in the text.
@@ -132,7 +132,7 @@ pub(super) fn comments(markdown: &str) -> Edits {
 fn open(outline: &mut Outline, tag: &Tag<'_>, range: &Range<usize>) {
     let kind = match tag {
         Tag::Heading { level, .. } => {
-            outline.sections.push(Section {
+            outline.sections.push(MarkdownSection {
                 level: level_number(*level),
                 heading: String::new(),
                 range: range.clone(),
@@ -146,7 +146,7 @@ fn open(outline: &mut Outline, tag: &Tag<'_>, range: &Range<usize>) {
         _ => DocType::Paragraph,
     };
     if outline.sections.is_empty() {
-        outline.sections.push(Section {
+        outline.sections.push(MarkdownSection {
             level: 0,
             heading: String::new(),
             range: range.clone(),
@@ -165,7 +165,7 @@ fn close(outline: &mut Outline, end: &TagEnd, text: Option<String>) {
 }
 
 /// Extends every section to the beginning of the next, so that no text between blocks is lost.
-fn end_sections(sections: &mut [Section], end: usize) {
+fn end_sections(sections: &mut [MarkdownSection], end: usize) {
     let starts: Vec<usize> = sections
         .iter()
         .skip(1)

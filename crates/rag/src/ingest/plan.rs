@@ -17,21 +17,21 @@ const PAGE: usize = 1000;
 pub type Existing = HashMap<DocumentId, Metadata>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change {
+pub enum ChunkChange {
     Added,
     Changed,
 }
 
 #[derive(Debug, Default)]
-pub struct Plan {
-    pub store: Vec<(Change, Chunk)>,
+pub struct ChunkPlan {
+    pub store: Vec<(ChunkChange, Chunk)>,
     pub unchanged: u64,
     pub remove: Vec<DocumentId>,
     /// Hashes of content that no chunk of the document has after the changes.
     pub gone: Vec<String>,
 }
 
-impl Plan {
+impl ChunkPlan {
     /// Compares the chunks of a document with the collection. `outdated` chunks are stored again, because
     /// their vectors are of another model. An id of two chunks is an error.
     pub fn new(
@@ -50,13 +50,13 @@ impl Plan {
             }
             let is_current = !outdated.contains(&chunk.document.id);
             match existing.remove(&chunk.document.id) {
-                None => plan.store.push((Change::Added, chunk)),
+                None => plan.store.push((ChunkChange::Added, chunk)),
                 Some(there) if is_current && there == chunk.document.metadata => {
                     plan.unchanged += 1;
                 }
                 Some(there) => {
                     gone.extend(hash_of(&there));
-                    plan.store.push((Change::Changed, chunk));
+                    plan.store.push((ChunkChange::Changed, chunk));
                 }
             }
         }
@@ -75,8 +75,8 @@ impl Plan {
     pub fn counts(&self) -> ChunkCounts {
         let count = |wanted| self.store.iter().filter(|(change, _)| *change == wanted).count() as u64;
         ChunkCounts {
-            added: count(Change::Added),
-            changed: count(Change::Changed),
+            added: count(ChunkChange::Added),
+            changed: count(ChunkChange::Changed),
             unchanged: self.unchanged,
             removed: self.remove.len() as u64,
             ..ChunkCounts::default()

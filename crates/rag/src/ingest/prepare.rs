@@ -24,8 +24,8 @@ use self::rows::{MAX_REPEATED_BYTES, RowContent, RowKeys, replaced_fields, row_c
 use super::chunk::{Chunk, DocumentInfo, Splitter, keys};
 use super::kind::Kind;
 use super::manifest::{self, Manifest};
-use super::plan::{self, Change, Existing, Plan};
-use super::read::{self, ReadOptions, Reader, Unreadable};
+use super::plan::{self, ChunkChange, ChunkPlan, Existing};
+use super::read::{self, DocumentReader, ReadOptions, Unreadable};
 use super::report::{ChunkCounts, DocumentCounts, Progress};
 use super::rows::{MAX_METADATA_BYTES, metadata_bytes, rows as read_rows};
 
@@ -100,14 +100,14 @@ impl Content {
 }
 
 /// Work for the later stages, in this order.
-pub(super) enum Step {
-    Store(Change, Box<Chunk>),
+pub(super) enum PipelineStep {
+    Store(ChunkChange, Box<Chunk>),
     /// All chunks of a document, or of a group of rows, came before.
-    Finish(Box<Finish>),
+    Finish(Box<FinishedSource>),
 }
 
 #[derive(Default)]
-pub(super) struct Finish {
+pub(super) struct FinishedSource {
     pub(super) source: String,
     pub(super) remove: Vec<DocumentId>,
     pub(super) gone: Vec<String>,
@@ -125,10 +125,10 @@ pub(super) struct Preparation {
     pub(super) model: String,
     pub(super) splitter: Splitter,
     pub(super) chunk_tokens: usize,
-    pub(super) reader: Reader,
+    pub(super) reader: DocumentReader,
     pub(super) progress: Arc<Progress>,
     pub(super) runtime: Handle,
-    pub(super) steps: mpsc::Sender<Step>,
+    pub(super) steps: mpsc::Sender<PipelineStep>,
 }
 
 /// The reason that preparing ends before the last input.
@@ -182,7 +182,7 @@ impl From<Stop> for Refused {
 pub fn each_chunk(
     input: Input,
     splitter: &Splitter,
-    reader: &mut Reader,
+    reader: &mut DocumentReader,
     visit: &mut dyn FnMut(Chunk) -> std::io::Result<()>,
     bad_row: &mut dyn FnMut(String),
 ) -> Result<(), Unreadable> {
@@ -275,7 +275,7 @@ impl Preparation {
             self.progress
                 .update(|report| report.warn(&input.source, "it has no text"));
         }
-        let plan = Plan::new(chunks, existing, &outdated)
+        let plan = ChunkPlan::new(chunks, existing, &outdated)
             .map_err(|id| Unreadable::new(format!("two of its chunks have the same id '{id}'")))?;
         let manifest = Manifest {
             source: input.source.clone(),
@@ -317,12 +317,12 @@ impl Preparation {
     fn send_plan(
         &mut self,
         source: &str,
-        plan: Plan,
+        plan: ChunkPlan,
         documents: DocumentCounts,
         manifest: Option<Manifest>,
         bytes: u64,
     ) -> Result<(), Stop> {
-        let finish = Finish {
+        let finish = FinishedSource {
             source: source.to_owned(),
             chunks: plan.counts(),
             remove: plan.remove,
@@ -332,9 +332,9 @@ impl Preparation {
             bytes,
         };
         for (change, chunk) in plan.store {
-            self.send(Step::Store(change, Box::new(chunk)))?;
+            self.send(PipelineStep::Store(change, Box::new(chunk)))?;
         }
-        self.send(Step::Finish(Box::new(finish)))
+        self.send(PipelineStep::Finish(Box::new(finish)))
     }
 
     fn send_unchanged(
@@ -354,7 +354,7 @@ impl Preparation {
                 origin,
                 ..manifest
             });
-        self.send(Step::Finish(Box::new(Finish {
+        self.send(PipelineStep::Finish(Box::new(FinishedSource {
             source: source.to_owned(),
             documents: DocumentCounts {
                 unchanged: documents,
@@ -366,11 +366,11 @@ impl Preparation {
             },
             manifest: moved,
             bytes,
-            ..Finish::default()
+            ..FinishedSource::default()
         })))
     }
 
-    fn send(&self, step: Step) -> Result<(), Stop> {
+    fn send(&self, step: PipelineStep) -> Result<(), Stop> {
         self.steps.blocking_send(step).map_err(|_| Stop::Cancelled)
     }
 

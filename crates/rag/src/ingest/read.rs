@@ -49,7 +49,7 @@ impl Default for ReadOptions {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Body {
+pub enum TextBody {
     Markdown(String),
     /// Markdown made of HTML, with escapes that are not on the page.
     Page(String),
@@ -60,27 +60,27 @@ pub enum Body {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Text {
+pub struct DocumentText {
     /// A title that the document has beside its body.
     pub title: Option<String>,
-    pub body: Body,
+    pub body: TextBody,
 }
 
-impl Text {
-    fn of(body: Body) -> Self {
+impl DocumentText {
+    fn of(body: TextBody) -> Self {
         Self { title: None, body }
     }
 }
 
 /// Reads documents, one after another.
-pub struct Reader {
+pub struct DocumentReader {
     pub(super) options: ReadOptions,
     process: Option<ReaderProcess>,
     /// Whether nobody wants the document any more.
     is_cancelled: Box<dyn Fn() -> bool + Send>,
 }
 
-impl Reader {
+impl DocumentReader {
     pub fn new(options: ReadOptions, is_cancelled: impl Fn() -> bool + Send + 'static) -> Self {
         Self {
             options,
@@ -90,12 +90,12 @@ impl Reader {
     }
 
     /// Reads a document that is in memory. Rows are read by [`super::rows`].
-    pub fn read(&mut self, kind: Kind, bytes: Vec<u8>) -> Result<Text, Unreadable> {
+    pub fn read(&mut self, kind: Kind, bytes: Vec<u8>) -> Result<DocumentText, Unreadable> {
         check_size(bytes.len() as u64, &self.options)?;
         let body = match kind {
-            Kind::Markdown => Body::Markdown(without_data_uris(decode(&bytes)?)),
-            Kind::Plain | Kind::JsonLines | Kind::Csv => Body::Plain(decode(&bytes)?),
-            Kind::Code => Body::Code(decode(&bytes)?),
+            Kind::Markdown => TextBody::Markdown(without_data_uris(decode(&bytes)?)),
+            Kind::Plain | Kind::JsonLines | Kind::Csv => TextBody::Plain(decode(&bytes)?),
+            Kind::Code => TextBody::Code(decode(&bytes)?),
             Kind::Pdf if !pdf::is_pdf(&bytes) => {
                 return Err(Unreadable::new("it does not begin like a PDF file"));
             }
@@ -104,18 +104,18 @@ impl Reader {
                     Some(isolated) => isolated.read(&mut self.process, kind, bytes, &self.is_cancelled)?,
                     None => parse(kind, &bytes)?,
                 };
-                if let Body::Page(markdown) = text.body {
-                    text.body = Body::Page(without_data_uris(markdown));
+                if let TextBody::Page(markdown) = text.body {
+                    text.body = TextBody::Page(without_data_uris(markdown));
                 }
                 return Ok(text);
             }
         };
-        Ok(Text::of(body))
+        Ok(DocumentText::of(body))
     }
 }
 
 /// Parses HTML or PDF in this process.
-fn parse(kind: Kind, bytes: &[u8]) -> Result<Text, Unreadable> {
+fn parse(kind: Kind, bytes: &[u8]) -> Result<DocumentText, Unreadable> {
     match kind {
         Kind::Pdf => pdf::parse(bytes),
         Kind::Html => html::parse(bytes),

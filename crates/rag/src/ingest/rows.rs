@@ -16,7 +16,7 @@ use super::read::decode_row;
 
 /// One document of such a file.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Row {
+pub struct SourceRow {
     /// Line of the file it begins at.
     pub line: u64,
     /// Its id in the file.
@@ -27,7 +27,7 @@ pub struct Row {
     pub doc_type: DocType,
 }
 
-impl Row {
+impl SourceRow {
     /// The row with metadata that it does not have itself.
     pub(super) fn with_defaults(mut self, defaults: &Metadata) -> Self {
         for (name, value) in defaults {
@@ -53,7 +53,7 @@ pub struct BadRow {
     pub problem: String,
 }
 
-pub(super) type Rows = Box<dyn Iterator<Item = Result<Row, BadRow>>>;
+pub(super) type Rows = Box<dyn Iterator<Item = Result<SourceRow, BadRow>>>;
 
 /// Reads rows of the given kind, skipping blank lines. `types` are those of the columns of a CSV
 /// file, which are text where absent.
@@ -83,7 +83,7 @@ struct JsonLines<R> {
 }
 
 impl<R: Read> Iterator for JsonLines<R> {
-    type Item = Result<Row, BadRow>;
+    type Item = Result<SourceRow, BadRow>;
 
     fn next(&mut self) -> Option<Self::Item> {
         while !self.ended {
@@ -131,7 +131,7 @@ pub(super) fn metadata_bytes(metadata: &Metadata) -> usize {
 }
 
 /// Checks the limits of a row, which has so many bytes in the file.
-fn checked(row: Result<Row, String>, line: u64, bytes: usize) -> Result<Row, BadRow> {
+fn checked(row: Result<SourceRow, String>, line: u64, bytes: usize) -> Result<SourceRow, BadRow> {
     let row = row.and_then(|row| {
         let id = row.id.as_ref().map_or(0, String::len);
         if id > MAX_ID_BYTES {
@@ -153,14 +153,14 @@ fn checked(row: Result<Row, String>, line: u64, bytes: usize) -> Result<Row, Bad
         Ok(row)
     });
     match row {
-        Ok(row) => Ok(Row { line, ..row }),
+        Ok(row) => Ok(SourceRow { line, ..row }),
         Err(problem) => Err(BadRow { line, problem }),
     }
 }
 
 /// Takes `text` or `content`, an optional `id` or `_id`, and an optional `title`, which may be in
 /// `metadata`. All other fields join the metadata.
-fn parse_json(line: &str) -> Result<Row, String> {
+fn parse_json(line: &str) -> Result<SourceRow, String> {
     let value: Value =
         serde_json::from_str(line).map_err(|error| format!("it is not valid JSON: {error}"))?;
     let Value::Object(mut fields) = value else {
@@ -188,7 +188,7 @@ fn parse_json(line: &str) -> Result<Row, String> {
     let title = take_title(&mut fields).or_else(|| take_title(&mut metadata));
     fields.remove("title");
     fields.extend(metadata);
-    Ok(Row {
+    Ok(SourceRow {
         line: 0,
         id,
         title,
@@ -450,7 +450,7 @@ fn column_names(header: Vec<String>) -> csv::StringRecord {
 }
 
 impl<R: Read> Iterator for CsvRows<R> {
-    type Item = Result<Row, BadRow>;
+    type Item = Result<SourceRow, BadRow>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let (line, record) = match self.next_record()? {
@@ -475,7 +475,7 @@ fn parse_csv(
     header: &csv::StringRecord,
     row: &csv::StringRecord,
     types: &[ColumnType],
-) -> Result<Row, String> {
+) -> Result<SourceRow, String> {
     let column = |names: &[&str]| {
         header
             .iter()
@@ -520,7 +520,7 @@ fn parse_csv(
         ),
         None => (lines.join("\n"), DocType::Table),
     };
-    Ok(Row {
+    Ok(SourceRow {
         line: 0,
         id: cell(id_column).map(str::to_owned),
         title: cell(title_column).map(str::to_owned),
@@ -534,7 +534,7 @@ fn parse_csv(
 mod tests {
     use super::*;
 
-    fn read(kind: Kind, bytes: &[u8], limit: usize) -> Vec<Result<Row, BadRow>> {
+    fn read(kind: Kind, bytes: &[u8], limit: usize) -> Vec<Result<SourceRow, BadRow>> {
         let file = || io::Cursor::new(bytes.to_vec());
         let types = column_types(file(), limit);
         rows(kind, file(), limit, types).collect()

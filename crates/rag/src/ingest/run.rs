@@ -25,9 +25,9 @@ use tokio::task::JoinHandle;
 use super::chunk::{Chunk, Splitter, keys};
 use super::embed::embed;
 use super::manifest;
-use super::plan::Change;
-use super::prepare::{Finish, Input, Preparation, Step, Stop};
-use super::read::{ReadOptions, Reader};
+use super::plan::ChunkChange;
+use super::prepare::{FinishedSource, Input, PipelineStep, Preparation, Stop};
+use super::read::{DocumentReader, ReadOptions};
 use super::report::{ChunkCounts, Progress};
 use super::size::{self, TokenSizer};
 use crate::Service;
@@ -98,10 +98,13 @@ impl Ingestion {
         progress: Arc<Progress>,
     ) -> Result<(), ServiceError> {
         let (step_sender, steps) = mpsc::channel(STEPS_AHEAD);
-        let is_dropped = step_sender.clone();
+        let is_dropped = {
+            let steps = step_sender.clone();
+            move || steps.is_closed()
+        };
         let (batch_sender, batches) = mpsc::channel(BATCHES_AHEAD);
         let model = prepared.embedder.info().identity.clone();
-        let run = Arc::new(Run {
+        let run = Arc::new(IngestRun {
             service: self.service.clone(),
             records: Arc::clone(&self.records),
             ledger: self.ledger.clone(),
@@ -119,9 +122,10 @@ impl Ingestion {
             splitter: Splitter::new(
                 TokenSizer::new(prepared.embedder, prepared.chunk_tokens),
                 prepared.chunk_tokens,
-            ),
+            )
+            .cancelled_by(is_dropped.clone()),
             chunk_tokens: prepared.chunk_tokens,
-            reader: Reader::new(self.read.clone(), move || is_dropped.is_closed()),
+            reader: DocumentReader::new(self.read.clone(), is_dropped),
             progress,
             runtime: Handle::current(),
             steps: step_sender,
@@ -176,7 +180,7 @@ fn check_width(collection: &Collection, model: &ModelIdentity) -> Result<(), Inv
     }
 }
 
-struct Run {
+struct IngestRun {
     service: Service,
     records: Arc<dyn Records>,
     ledger: Ledger,
@@ -188,13 +192,13 @@ struct Run {
 }
 
 #[derive(Default)]
-struct Batch {
-    chunks: Vec<(Change, Chunk)>,
-    finishes: Vec<Finish>,
+struct ChunkBatch {
+    chunks: Vec<(ChunkChange, Chunk)>,
+    finishes: Vec<FinishedSource>,
     tokens: usize,
 }
 
-impl Batch {
+impl ChunkBatch {
     fn is_full(&self) -> bool {
         self.tokens >= BATCH_TOKENS
             || self.chunks.len() >= BATCH_CHUNKS
@@ -205,40 +209,40 @@ impl Batch {
         self.chunks.is_empty() && self.finishes.is_empty()
     }
 
-    fn add(&mut self, step: Step) {
+    fn add(&mut self, step: PipelineStep) {
         match step {
-            Step::Store(change, chunk) => {
+            PipelineStep::Store(change, chunk) => {
                 self.tokens += chunk.tokens;
                 self.chunks.push((change, *chunk));
             }
-            Step::Finish(finish) => self.finishes.push(*finish),
+            PipelineStep::Finish(finish) => self.finishes.push(*finish),
         }
     }
 }
 
 /// A batch whose new content is being embedded.
-struct InFlight {
-    batch: Batch,
+struct EmbeddingBatch {
+    batch: ChunkBatch,
     known: HashMap<LedgerKey, Entry>,
     new: Vec<LedgerKey>,
-    vectors: Task<Result<Vec<Option<Embedding>>, ServiceError>>,
+    vectors: AbortOnDrop<Result<Vec<Option<Embedding>>, ServiceError>>,
 }
 
 /// A task that is aborted when dropped.
-struct Task<T>(JoinHandle<T>);
+struct AbortOnDrop<T>(JoinHandle<T>);
 
-impl<T> Drop for Task<T> {
+impl<T> Drop for AbortOnDrop<T> {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
 async fn embed_batches(
-    run: &Arc<Run>,
-    mut steps: mpsc::Receiver<Step>,
-    batches: mpsc::Sender<InFlight>,
+    run: &Arc<IngestRun>,
+    mut steps: mpsc::Receiver<PipelineStep>,
+    batches: mpsc::Sender<EmbeddingBatch>,
 ) -> Result<(), ServiceError> {
-    let mut batch = Batch::default();
+    let mut batch = ChunkBatch::default();
     loop {
         let step = if batch.is_empty() {
             Ok(steps.recv().await)
@@ -264,21 +268,24 @@ async fn embed_batches(
     }
 }
 
-async fn store_batches(run: &Arc<Run>, mut batches: mpsc::Receiver<InFlight>) -> Result<(), ServiceError> {
+async fn store_batches(
+    run: &Arc<IngestRun>,
+    mut batches: mpsc::Receiver<EmbeddingBatch>,
+) -> Result<(), ServiceError> {
     while let Some(started) = batches.recv().await {
         run.finish(started).await?;
     }
     Ok(())
 }
 
-impl Run {
+impl IngestRun {
     fn key(&self, chunk: &Chunk) -> LedgerKey {
         LedgerKey::new(Scope::Ingestion, &chunk.content_hash, &self.model)
     }
 
     /// Looks up known content and hands the rest to the model, each content once. Content that another
     /// batch is embedding, of this run or another, is taken from the ledger later.
-    async fn start(self: &Arc<Self>, batch: Batch) -> Result<InFlight, ServiceError> {
+    async fn start(self: &Arc<Self>, batch: ChunkBatch) -> Result<EmbeddingBatch, ServiceError> {
         let keys: Vec<LedgerKey> = batch.chunks.iter().map(|(_, chunk)| self.key(chunk)).collect();
         // Claimed before the lookup, which then finds everything that was embedded until now.
         let mut turn = self.ledger.claim(&keys);
@@ -293,14 +300,14 @@ impl Run {
             }
         }
         let (run, of_turn) = (Arc::clone(self), new.clone());
-        let vectors = Task(tokio::spawn(async move {
+        let vectors = AbortOnDrop(tokio::spawn(async move {
             // Held until the vectors are in the ledger, and not until they are stored.
             let _turn = turn;
             let vectors = embed(run.embedder.as_ref(), texts, run.attempts).await?;
             run.ledger.record(entries(&of_turn, &vectors)).await?;
             Ok(vectors)
         }));
-        Ok(InFlight {
+        Ok(EmbeddingBatch {
             batch,
             known,
             new,
@@ -309,14 +316,14 @@ impl Run {
     }
 
     /// Waits for the vectors, stores the chunks, then records finished sources.
-    async fn finish(&self, mut started: InFlight) -> Result<(), ServiceError> {
+    async fn finish(&self, mut started: EmbeddingBatch) -> Result<(), ServiceError> {
         let vectors = match (&mut started.vectors.0).await {
             Ok(vectors) => vectors?,
             Err(error) => {
                 return Err(ModelError::Failed(format!("embedding was interrupted: {error}")).into());
             }
         };
-        let InFlight {
+        let EmbeddingBatch {
             batch,
             mut known,
             new,
@@ -341,8 +348,8 @@ impl Run {
                 continue;
             };
             match change {
-                Change::Added => stored.added += 1,
-                Change::Changed => stored.changed += 1,
+                ChunkChange::Added => stored.added += 1,
+                ChunkChange::Changed => stored.changed += 1,
             }
             let id = chunk.document.id.clone();
             let document = StoredDocument {
@@ -380,7 +387,7 @@ impl Run {
     /// (because the model refused it, or its last document was removed) is embedded here.
     async fn find_missing(
         &self,
-        batch: &Batch,
+        batch: &ChunkBatch,
         tried: &[LedgerKey],
         known: &mut HashMap<LedgerKey, Entry>,
     ) -> Result<(), ServiceError> {
@@ -412,7 +419,7 @@ impl Run {
 
     async fn note_finished(
         &self,
-        finishes: Vec<Finish>,
+        finishes: Vec<FinishedSource>,
         refused: &HashSet<String>,
     ) -> Result<(), ServiceError> {
         let mut remove = Vec::new();
@@ -456,7 +463,7 @@ impl Run {
     }
 }
 
-impl Run {
+impl IngestRun {
     /// Removes vectors of texts that no document has any more, in any collection: a vector reveals
     /// much of its text. Where that cannot be decided (a write-only process has no index of contents)
     /// or would take long, vectors stay.

@@ -18,12 +18,12 @@ use ragstone_core::document::Metadata;
 use ragstone_core::model::Embedder;
 use ragstone_core::storage::{MetadataUpdate, StorageError};
 use ragstone_rag::ingest::chunk::keys;
-use ragstone_rag::ingest::size::TokenSizer;
 use ragstone_rag::ingest::known::origin;
+use ragstone_rag::ingest::size::TokenSizer;
 use ragstone_rag::ingest::walk::{SourceFile, Walk, WalkOptions, Walker};
 use ragstone_rag::ingest::{
-    Chunk, Content, IngestTarget, Ingestion, Input, InputOptions, IsolatedReader, Kind, KnownFiles, Progress,
-    ReadOptions, Reader, Splitter, UNKNOWN_TYPE, chunk_tokens, each_chunk,
+    Chunk, Content, DocumentReader, IngestTarget, Ingestion, Input, InputOptions, IsolatedReader, Kind,
+    KnownFiles, Progress, ReadOptions, Splitter, UNKNOWN_TYPE, chunk_tokens, each_chunk,
 };
 use ragstone_rag::jobs::check_source;
 use ragstone_rag::ledger::Ledger;
@@ -222,7 +222,8 @@ impl IngestArgs {
         if let Some(sidecar) = &file.sidecar {
             let read = std::fs::read(sidecar).map_err(|error| error.to_string());
             let fields = read.and_then(|bytes| {
-                serde_json::from_slice::<Metadata>(&bytes).map_err(|error| format!("not a JSON object: {error}"))
+                serde_json::from_slice::<Metadata>(&bytes)
+                    .map_err(|error| format!("not a JSON object: {error}"))
             });
             let fields = fields.map_err(|error| format!("its metadata in {}: {error}", sidecar.display()))?;
             options.metadata.extend(fields);
@@ -239,7 +240,10 @@ fn metadata_field(text: &str) -> Result<(String, Value), String> {
         .ok_or("expected KEY=VALUE")?;
     let parsed = serde_json::from_str(value).ok();
     let scalar = parsed.filter(|value: &Value| value.is_number() || value.is_boolean());
-    Ok((key.trim().to_owned(), scalar.unwrap_or_else(|| Value::from(value))))
+    Ok((
+        key.trim().to_owned(),
+        scalar.unwrap_or_else(|| Value::from(value)),
+    ))
 }
 
 /// The name of this machine, which tells files of several machines apart.
@@ -336,7 +340,7 @@ async fn ingest_here(args: &IngestArgs, collection: CollectionName, mut walk: Wa
     args.name_files(&mut walk, &known().await?);
     let progress = Arc::new(Progress::default());
     let total: u64 = walk.files.iter().map(|file| file.bytes).sum();
-    let shown = show::Shown::start(Arc::clone(&progress), total, args.json);
+    let shown = show::IngestDisplay::start(Arc::clone(&progress), total, args.json);
     let work = async {
         let prepared = ingestion.check(&target).await?;
         let covered = std::mem::take(&mut walk.covered);
@@ -434,7 +438,9 @@ async fn ensure_collection(
                     .default_embedder()
                     .context("no embedding model is loaded")?,
             };
-            let created = service.store.create_collection(name, model(&embedder.info().identity.id));
+            let created = service
+                .store
+                .create_collection(name, model(&embedder.info().identity.id));
             match created.await {
                 Ok(_) => Ok(true),
                 // Another process created it just now.
@@ -468,7 +474,10 @@ fn is_empty(collection: &Collection) -> bool {
 fn feed(args: &IngestArgs, walk: Walk, progress: &Arc<Progress>) -> mpsc::Receiver<Input> {
     let (sender, receiver) = mpsc::channel(16);
     note_problems(&walk, progress);
-    let files = walk.files.into_iter().filter_map(|file| to_input(args, file, progress));
+    let files = walk
+        .files
+        .into_iter()
+        .filter_map(|file| to_input(args, file, progress));
     let inputs: Vec<Input> = files.chain(stdin(args)).collect();
     std::thread::spawn(move || {
         for input in inputs {
@@ -533,11 +542,14 @@ fn dry_run(args: &IngestArgs, models: &Models, walk: Walk) -> anyhow::Result<()>
     };
     let tokens = chunk_tokens(embedder.as_ref(), args.chunk_tokens)?;
     let splitter = Splitter::new(TokenSizer::new(Arc::clone(embedder), tokens), tokens);
-    let mut reader = Reader::new(read_options(), || false);
+    let mut reader = DocumentReader::new(read_options(), || false);
     let progress = Progress::default();
     note_problems(&walk, &progress);
     let mut out = std::io::stdout().lock();
-    let files = walk.files.into_iter().filter_map(|file| to_input(args, file, &progress));
+    let files = walk
+        .files
+        .into_iter()
+        .filter_map(|file| to_input(args, file, &progress));
     for input in files.chain(stdin(args)) {
         let source = input.source.clone();
         let failed = |problem: String| progress.update(|report| report.fail(&source, problem));

@@ -74,6 +74,7 @@ fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(embeddings::plain))
         .routes(routes!(contract::embeddings))
         .routes(routes!(ingest::ingest))
+        .routes(routes!(ingest::sources, ingest::remove_sources))
         .routes(routes!(ingest::list))
         .routes(routes!(ingest::show, ingest::cancel))
         .routes(routes!(gateway::collections::list, gateway::collections::create))

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::ingest::kind::Kind;
-use crate::ingest::rows::{BadRow, Row, Rows, rows};
+use crate::ingest::rows::{BadRow, Rows, SourceRow, rows};
 
 /// Rows of a stream wait no longer than this for more rows.
 const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
@@ -16,13 +16,13 @@ pub(super) enum Incoming {
     Ready(Rows),
     /// Rows of a stream, read on a thread that may block.
     Live {
-        rows: Receiver<Result<Row, BadRow>>,
+        rows: Receiver<Result<SourceRow, BadRow>>,
         thread: Option<JoinHandle<()>>,
     },
 }
 
 pub(super) enum Next {
-    Row(Result<Row, BadRow>),
+    Row(Result<SourceRow, BadRow>),
     /// No row arrived in time.
     Later,
     End,

@@ -15,12 +15,17 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::incoming::{Incoming, Next};
-use super::{Content, Earlier, Finish, Input, InputOptions, Preparation, Refused, Step, Stop, document_info};
+use super::{
+    Content, Earlier, FinishedSource, Input, InputOptions, PipelineStep, Preparation, Refused, Stop,
+    document_info,
+};
 use crate::ingest::chunk::{Chunk, Splitter, anchor, as_title, chunk_id, content_hash, keys};
 use crate::ingest::kind::Kind;
 use crate::ingest::manifest::Manifest;
-use crate::ingest::plan::{self, Existing, Plan};
-use crate::ingest::rows::{BadRow, ColumnType, MAX_METADATA_BYTES, Row, column_types, metadata_bytes, rows};
+use crate::ingest::plan::{self, ChunkPlan, Existing};
+use crate::ingest::rows::{
+    BadRow, ColumnType, MAX_METADATA_BYTES, SourceRow, column_types, metadata_bytes, rows,
+};
 
 /// The reason that rows which are missing from a file are not removed.
 pub const ROWS_STAY: &str =
@@ -125,10 +130,10 @@ impl Preparation {
         }
         if whole && before.manifest.is_none() {
             // The origin of the rows is known even if this run is interrupted.
-            self.send(Step::Finish(Box::new(Finish {
+            self.send(PipelineStep::Finish(Box::new(FinishedSource {
                 source: source.clone(),
                 manifest: Some(Manifest::begun(&source, origin.clone(), &self.model)),
-                ..Finish::default()
+                ..FinishedSource::default()
             })))?;
         }
 
@@ -200,7 +205,7 @@ impl Preparation {
     }
 
     /// Compares a group of rows with the collection and sends the changes.
-    fn send_rows(&mut self, state: &mut RowsState, window: Vec<Row>, bytes: u64) -> Result<(), Stop> {
+    fn send_rows(&mut self, state: &mut RowsState, window: Vec<SourceRow>, bytes: u64) -> Result<(), Stop> {
         let mut documents = Vec::with_capacity(window.len());
         let mut sections = Vec::with_capacity(window.len());
         for row in window {
@@ -226,10 +231,10 @@ impl Preparation {
         let ids = existing.iter().flat_map(HashMap::keys).cloned();
         let outdated = self.outdated(ids.collect())?;
         state.met += existing.iter().map(|of_row| of_row.len() as u64).sum::<u64>();
-        let mut group = Finish {
+        let mut group = FinishedSource {
             source: state.source.clone(),
             bytes,
-            ..Finish::default()
+            ..FinishedSource::default()
         };
         for (own, chunks) in existing.into_iter().zip(documents) {
             let count = chunks.len() as u64;
@@ -238,7 +243,7 @@ impl Preparation {
                 // Nothing is stored of it, so that it would count as added again next time.
                 continue;
             }
-            let plan = match Plan::new(chunks, own, &outdated) {
+            let plan = match ChunkPlan::new(chunks, own, &outdated) {
                 Ok(plan) => plan,
                 Err(id) => {
                     state.failed += 1;
@@ -261,10 +266,10 @@ impl Preparation {
             group.remove.extend(plan.remove);
             group.gone.extend(plan.gone);
             for (change, chunk) in plan.store {
-                self.send(Step::Store(change, Box::new(chunk)))?;
+                self.send(PipelineStep::Store(change, Box::new(chunk)))?;
             }
         }
-        self.send(Step::Finish(Box::new(group)))
+        self.send(PipelineStep::Finish(Box::new(group)))
     }
 
     /// The chunks of each row in the collection, found by id: any other index would have to be held in
@@ -326,9 +331,9 @@ impl Preparation {
             }
             return Ok(());
         }
-        let mut finish = Finish {
+        let mut finish = FinishedSource {
             source: state.source.clone(),
-            ..Finish::default()
+            ..FinishedSource::default()
         };
         if state.was_there > state.met {
             let mut vanished = HashSet::new();
@@ -359,7 +364,7 @@ impl Preparation {
             chunks: state.chunks,
             documents: state.documents,
         });
-        self.send(Step::Finish(Box::new(finish)))
+        self.send(PipelineStep::Finish(Box::new(finish)))
     }
 }
 
@@ -399,7 +404,7 @@ impl<R: Read> Read for Counted<R> {
 pub(super) struct RowKeys(HashMap<u64, u32>);
 
 /// The row's own id; or, without one, its content.
-fn first_key(row: &Row) -> (String, bool) {
+fn first_key(row: &SourceRow) -> (String, bool) {
     match &row.id {
         Some(id) => (id.clone(), true),
         None => (content_hash(&row.text)[..16].to_owned(), false),
@@ -458,7 +463,7 @@ impl RowKeys {
     }
 
     /// A key that no row before this one has, counted up where content without an id comes again.
-    pub(super) fn key(&mut self, row: &Row) -> Result<String, BadRow> {
+    pub(super) fn key(&mut self, row: &SourceRow) -> Result<String, BadRow> {
         let (key, own) = first_key(row);
         let mut free = key.clone();
         while self.0.contains_key(&short_hash(&free)) {
@@ -504,7 +509,7 @@ pub(super) fn replaced_fields(names: &[&str]) -> String {
 }
 
 /// Fields of a row's own metadata that [`row_chunks`] replaces.
-fn replaced(row: &Row) -> impl Iterator<Item = &'static str> {
+fn replaced(row: &SourceRow) -> impl Iterator<Item = &'static str> {
     let own_id = row.id.is_none().then_some(keys::ROW_ID);
     let names = keys::ALL
         .into_iter()
@@ -517,7 +522,7 @@ pub(super) fn row_chunks(
     splitter: &Splitter,
     source: &str,
     key: &str,
-    row: &Row,
+    row: &SourceRow,
 ) -> Result<Vec<Chunk>, BadRow> {
     let pieces = splitter.pieces(&row.text);
     check_repeated(row, pieces.len())?;
@@ -561,7 +566,7 @@ pub(super) fn row_chunks(
 }
 
 /// Every chunk repeats the metadata of its row, and all chunks of a row are in memory together.
-fn check_repeated(row: &Row, chunks: usize) -> Result<(), BadRow> {
+fn check_repeated(row: &SourceRow, chunks: usize) -> Result<(), BadRow> {
     if chunks <= MAX_REPEATED_BYTES / MAX_METADATA_BYTES {
         return Ok(());
     }

@@ -9,7 +9,7 @@ use markup5ever_rcdom::NodeData;
 use pulldown_cmark::{Event, Tag};
 
 use super::decode::decode_page;
-use super::{Body, Text, Unreadable};
+use super::{DocumentText, TextBody, Unreadable};
 use crate::ingest::edits::Edits;
 use crate::ingest::outline::events;
 
@@ -28,7 +28,7 @@ const SKIPPED: [&str; 10] = [
 ];
 
 /// Parses a page in this process. Time and memory are for the caller to limit.
-pub(super) fn parse(bytes: &[u8]) -> Result<Text, Unreadable> {
+pub(super) fn parse(bytes: &[u8]) -> Result<DocumentText, Unreadable> {
     let html = &decode_page(bytes)?;
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new()
@@ -43,7 +43,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Text, Unreadable> {
     })
 }
 
-fn convert(html: &str) -> Result<Text, Unreadable> {
+fn convert(html: &str) -> Result<DocumentText, Unreadable> {
     let converter = HtmlToMarkdown::builder()
         .skip_tags(SKIPPED.to_vec())
         .add_handler(vec!["pre"], code_block)
@@ -64,9 +64,9 @@ fn convert(html: &str) -> Result<Text, Unreadable> {
             "its elements are nested and repeated beyond what is safe to read",
         ));
     }
-    Ok(Text {
+    Ok(DocumentText {
         title: title(&tree),
-        body: Body::Page(markdown),
+        body: TextBody::Page(markdown),
     })
 }
 
@@ -206,7 +206,7 @@ mod tests {
 
     fn page(html: &str) -> String {
         match parse(html.as_bytes()).unwrap().body {
-            Body::Page(markdown) => unescapes(&markdown).applied(0, &markdown).into_owned(),
+            TextBody::Page(markdown) => unescapes(&markdown).applied(0, &markdown).into_owned(),
             other => panic!("{other:?}"),
         }
     }

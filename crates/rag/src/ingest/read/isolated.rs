@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use super::{Text, Unreadable, parse};
+use super::{DocumentText, Unreadable, parse};
 use crate::ingest::kind::Kind;
 
 /// A waiting parent looks this often whether its document is still wanted.
@@ -91,7 +91,7 @@ impl IsolatedReader {
         kind: Kind,
         bytes: Vec<u8>,
         is_cancelled: &dyn Fn() -> bool,
-    ) -> Result<Text, Unreadable> {
+    ) -> Result<DocumentText, Unreadable> {
         let mut running = match process.take() {
             Some(running) if running.kind == kind && running.parsed < MAX_DOCUMENTS => running,
             _ => self
@@ -210,7 +210,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
-    use crate::ingest::read::Body;
+    use crate::ingest::read::TextBody;
 
     fn shell(script: &str, timeout: Duration) -> IsolatedReader {
         IsolatedReader {
@@ -234,16 +234,17 @@ mod tests {
         for page in ["one", "two", ""] {
             let parsed = exchange(&mut Vec::new(), &mut answers, b"", 1 << 20).unwrap();
             let Parsed::Text(text) = parsed else { panic!() };
-            let text: Text = serde_json::from_slice(&text).unwrap();
-            assert_eq!(text.body, Body::Page(page.to_owned()));
+            let text: DocumentText = serde_json::from_slice(&text).unwrap();
+            assert_eq!(text.body, TextBody::Page(page.to_owned()));
         }
         assert!(answers.is_empty());
     }
 
     #[test]
     fn every_failure_of_a_child_has_a_reason() {
-        let refusal = "printf '\\001\\005\\000\\000\\000\\000\\000\\000\\000no: x'; sleep 60";
-        let long = "printf '\\000\\377\\377\\377\\000\\000\\000\\000\\000'; sleep 60";
+        let refusal = "head -c 1048584 >/dev/null; printf '\\001\\005\\000\\000\\000\\000\\000\\000\\000no: x'; sleep 60";
+        let long =
+            "head -c 1048584 >/dev/null; printf '\\000\\377\\377\\377\\000\\000\\000\\000\\000'; sleep 60";
         let (short, ample) = (Duration::from_millis(200), Duration::from_secs(60));
         for (script, timeout, reason, is_kept) in [
             (refusal, ample, "no: x", true),

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use pdf_extract::{Document, PlainTextOutput, output_doc_page};
 
-use super::{Body, Text, Unreadable};
+use super::{DocumentText, TextBody, Unreadable};
 
 /// The largest text of a document.
 const MAX_TEXT_BYTES: usize = 64 << 20;
@@ -12,7 +12,7 @@ const MAX_PAGES: usize = 5_000;
 
 /// Parses a document in this process. The parser panics on files that are merely unusual. Time and
 /// memory are for the caller to limit.
-pub(super) fn parse(bytes: &[u8]) -> Result<Text, Unreadable> {
+pub(super) fn parse(bytes: &[u8]) -> Result<DocumentText, Unreadable> {
     let pages = catch_unwind(AssertUnwindSafe(|| pages(bytes))).unwrap_or_else(|_| {
         Err(Unreadable::new(
             "this PDF cannot be read: the parser gave up on it",
@@ -21,7 +21,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Text, Unreadable> {
     if pages.iter().all(String::is_empty) {
         return Err(Unreadable::new("it has no text; its pages may be scanned images"));
     }
-    Ok(Text::of(Body::Pages(pages)))
+    Ok(DocumentText::of(TextBody::Pages(pages)))
 }
 
 /// Whether a file begins like a PDF.

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::{WordModel, pdf};
 use crate::ingest::size::TokenSizer;
 use crate::ingest::{
-    Chunk, Content, Input, InputOptions, Kind, ReadOptions, Reader, Splitter, Unreadable, each_chunk,
+    Chunk, Content, DocumentReader, Input, InputOptions, Kind, ReadOptions, Splitter, Unreadable, each_chunk,
 };
 
 const CHUNK_TOKENS: usize = 30;
@@ -20,7 +20,7 @@ fn split(source: &str, bytes: &[u8]) -> Result<Vec<Chunk>, Unreadable> {
         options: InputOptions::default(),
     };
     let mut chunks = Vec::new();
-    let mut reader = Reader::new(ReadOptions::default(), || false);
+    let mut reader = DocumentReader::new(ReadOptions::default(), || false);
     let mut keep = |chunk| {
         chunks.push(chunk);
         Ok(())
@@ -94,7 +94,7 @@ to dry. Look at the log before you open, and write into it when you close.
 
 ## Motors
 
-Run the motors once a week:
+IngestRun the motors once a week:
 
 ```sh
 # not a heading
@@ -309,6 +309,74 @@ fn rows_of_jsonl_and_csv() {
     assert_eq!(chunks[2].document.metadata["section_id"], "x.jsonl#b");
     let chunks = split("x.csv", b"id,text\n1,one\n2,two\n").unwrap();
     assert_eq!(ids(&chunks), ["x.csv#1:0", "x.csv#2:0"]);
+}
+
+#[test]
+fn files_of_rows_may_be_larger_than_files_that_are_read_as_a_whole() {
+    let rows: String = (0..100)
+        .map(|n| format!("{{\"id\":{n},\"text\":\"row {n}\"}}\n"))
+        .collect();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rows.jsonl");
+    std::fs::write(&path, &rows).unwrap();
+    let options = ReadOptions {
+        max_bytes: 100,
+        ..ReadOptions::default()
+    };
+    let splitter = Splitter::new(TokenSizer::new(WordModel::new("1"), CHUNK_TOKENS), CHUNK_TOKENS);
+    let input = Input {
+        source: "rows.jsonl".into(),
+        kind: Kind::JsonLines,
+        content: Content::File(path),
+        options: InputOptions::default(),
+    };
+    let mut count = 0;
+    let mut visit = |_| {
+        count += 1;
+        Ok(())
+    };
+    let mut reader = DocumentReader::new(options, || false);
+    each_chunk(input, &splitter, &mut reader, &mut visit, &mut |bad| {
+        panic!("{bad}")
+    })
+    .unwrap();
+    assert_eq!(count, 100);
+}
+
+#[test]
+fn images_within_documents_make_no_chunks() {
+    let pixels = "iVBORw0KGgo/".repeat(4_000);
+    let uri = format!("data:image/png;base64,{pixels}");
+    let markdown = format!("# Dome\n\nBefore ![the dome]({uri}) after.\n\n![dome][1]\n\n[1]: {uri}\n");
+    let all = texts("a.md", &markdown);
+    assert!(all.len() <= 2 && !all.concat().contains("iVBOR"), "{all:?}");
+    assert!(all[0].contains("the dome"), "{all:?}");
+    let html =
+        format!("<h1>Dome</h1><p>Before <img alt='the dome' src='{uri}'> <a href='{uri}'>link</a> after.");
+    let all = texts("a.html", &html);
+    assert_eq!(all.len(), 1, "{all:?}");
+    assert!(
+        all[0].contains("the dome") && !all[0].contains("iVBOR"),
+        "{all:?}"
+    );
+}
+
+#[test]
+fn preformatted_text_with_markup_does_not_join_sections() {
+    let section = |n: u32| {
+        format!(
+            "<h2>Step {n}</h2><pre class='screen'><code class='prompt'># </code>\
+             <strong class='userinput'><code>apt install part{n}</code></strong>\nReading lists...</pre>"
+        )
+    };
+    let html: String = (1..=3).map(section).collect();
+    let chunks = split("a.html", html.as_bytes()).unwrap();
+    let ids: Vec<&str> = chunks.iter().map(|chunk| chunk.document.id.as_str()).collect();
+    assert_eq!(ids, ["a.html#step-1:0", "a.html#step-2:0", "a.html#step-3:0"]);
+    assert_eq!(
+        chunks[1].document.text,
+        "## Step 2\n\n```\n# apt install part2\nReading lists...\n```"
+    );
 }
 
 #[test]

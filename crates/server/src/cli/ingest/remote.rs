@@ -71,7 +71,7 @@ pub(super) async fn ingest(
     args.name_files(&mut walk, &known().await?);
     let progress = Arc::new(Progress::default());
     let total: u64 = walk.files.iter().map(|file| file.bytes).sum();
-    let shown = show::Shown::start(Arc::clone(&progress), total, args.json);
+    let shown = show::IngestDisplay::start(Arc::clone(&progress), total, args.json);
     let covered = std::mem::take(&mut walk.covered);
     let mut upload = Upload {
         client: &client,
@@ -448,7 +448,9 @@ async fn ensure_collection(
         Err(CallError::Answered(answer)) if answer.status == 404 => {
             let model = loaded_model(client, wanted).await?;
             let body = json!({"name": name.as_str(), "embedding_model": model});
-            let call = Call::post("collections").json(&body).repeat(Repeat::IfUnprocessed);
+            let call = Call::post("collections")
+                .json(&body)
+                .repeat(Repeat::IfUnprocessed);
             match client.call_json::<Value>(call).await {
                 Ok(_) => Ok(()),
                 // Another client created it just now.
@@ -472,10 +474,7 @@ struct SourcePage {
 }
 
 /// Sources of a collection; none where an older server does not list them.
-async fn sources(
-    client: &ServiceClient,
-    collection: &CollectionName,
-) -> anyhow::Result<Vec<IngestedSource>> {
+async fn sources(client: &ServiceClient, collection: &CollectionName) -> anyhow::Result<Vec<IngestedSource>> {
     let mut sources = Vec::new();
     let mut after = None;
     loop {
@@ -503,7 +502,8 @@ async fn remove_sources(
     progress: &Progress,
 ) -> anyhow::Result<()> {
     for sources in sources.chunks(MAX_LIST) {
-        let call = Call::delete(format!("collections/{collection}/sources")).json(&json!({"sources": sources}));
+        let call =
+            Call::delete(format!("collections/{collection}/sources")).json(&json!({"sources": sources}));
         let removed = ask(client, call).await?;
         progress.update(|report| {
             report.documents.removed += removed["documents"].as_u64().unwrap_or_default();

@@ -15,12 +15,12 @@ const REDRAW: Duration = Duration::from_millis(200);
 const PLAIN_LINE: Duration = Duration::from_secs(5);
 
 /// Shows progress on stderr until it is stopped: a bar in a terminal, otherwise a line now and then.
-pub(super) struct Shown {
+pub(super) struct IngestDisplay {
     task: JoinHandle<()>,
     bar: Option<ProgressBar>,
 }
 
-impl Shown {
+impl IngestDisplay {
     /// `total` is in bytes; 0 where it is not known.
     pub(super) fn start(progress: Arc<Progress>, total: u64, for_machines: bool) -> Self {
         let bar = (std::io::stderr().is_terminal() && !for_machines).then(|| bar(total));
@@ -128,10 +128,7 @@ fn skipped(report: &Report) -> String {
         0 => String::new(),
         count => {
             let types: Vec<String> = report.skipped_types.iter().map(|name| printable(name)).collect();
-            format!(
-                ", {count} skipped (unsupported types: {})",
-                types.join(", ")
-            )
+            format!(", {count} skipped (unsupported types: {})", types.join(", "))
         }
     }
 }
