@@ -103,22 +103,25 @@ async fn prune_through_a_server_spares_documents_of_other_makers() {
 #[tokio::test]
 async fn a_file_is_one_document_whichever_path_leads_to_it() {
     let desk = Desk::new();
-    desk.write("inc/a.md", "# A\n\nText.\n");
-    let absolute = desk.path("inc/a.md").display().to_string();
-    assert_eq!(counts(&report(&desk.here(&["inc/a.md"]))), [1, 0, 0, 0, 0]);
+    desk.write("place/inc/a.md", "# A\n\nText.\n");
+    let absolute = desk.path("place/inc/a.md").display().to_string();
+    assert_eq!(
+        counts(&report(&desk.inside("place", &["inc/a.md"]))),
+        [1, 0, 0, 0, 0]
+    );
     for (folder, path) in [
-        ("inc", "a.md"),
-        ("inc", absolute.as_str()),
-        ("inc", "."),
-        ("inc", "*.md"),
-        ("inc", ".."),
+        ("place/inc", "a.md"),
+        ("place/inc", absolute.as_str()),
+        ("place/inc", "."),
+        ("place/inc", "*.md"),
+        ("place/inc", ".."),
     ] {
         let again = report(&desk.inside(folder, &[path]));
         assert_eq!(counts(&again), [0, 0, 1, 0, 0], "{path}: {again}");
     }
     let server = desk.server().start().await;
     let url = server.url("");
-    let sent = report(&desk.command(&["inc", "--url", &url]).run());
+    let sent = report(&desk.command(&["place/inc", "--url", &url]).run());
     assert_eq!(counts(&sent), [0, 0, 1, 0, 0], "{sent}");
     let listed = server.get("/collections/c/documents").await.ok();
     assert_eq!(crate::support::ids(&listed["documents"]), ["a.md#a:0"]);

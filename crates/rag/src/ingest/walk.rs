@@ -188,8 +188,9 @@ impl Walker {
                     continue;
                 }
             };
+            // A link is followed only where it is given as a path of its own.
             let is_file = entry.file_type().is_some_and(|kind| kind.is_file());
-            if !is_file && !(named && entry.depth() == 0) {
+            if !(is_file || named) {
                 continue;
             }
             let below = entry.path().strip_prefix(start).unwrap_or(entry.path());

@@ -5,7 +5,9 @@ use std::rc::Rc;
 
 use htmd::element_handler::{HandlerResult, Handlers};
 use htmd::{Element, HtmlToMarkdown, Node};
-use markup5ever_rcdom::NodeData;
+use html5ever::ParseOpts;
+use html5ever::tendril::TendrilSink;
+use markup5ever_rcdom::{NodeData, RcDom};
 use pulldown_cmark::{Event, Tag};
 
 use super::decode::decode_page;
@@ -16,6 +18,7 @@ use crate::ingest::outline::events;
 /// The deepest nesting that is converted, which is the limit of browsers. The converter works
 /// recursively.
 const MAX_DEPTH: usize = 512;
+const PIECE_BYTES: usize = 4096;
 /// Stack of the converter, enough for the deepest page in a debug build.
 const STACK: usize = 64 << 20;
 /// Markdown repeats the marks of nested quotes and lists on every line. A page that grows by more than
@@ -49,15 +52,7 @@ fn convert(html: &str) -> Result<DocumentText, Unreadable> {
         .add_handler(vec!["pre"], code_block)
         .add_handler(vec!["img"], image)
         .build();
-    let tree = converter
-        .html_to_tree(html)
-        .map_err(|error| Unreadable::new(format!("this HTML cannot be read: {error}")))?;
-    let depth = depth(&tree);
-    if depth > MAX_DEPTH {
-        return Err(Unreadable::new(format!(
-            "its elements are nested {depth} deep; at most {MAX_DEPTH} are allowed"
-        )));
-    }
+    let tree = parse_tree(html)?;
     let markdown = converter.tree_to_markdown(&tree);
     if markdown.len() > MIN_GROWN_BYTES.max(html.len() * MAX_GROWTH) {
         return Err(Unreadable::new(
@@ -70,15 +65,46 @@ fn convert(html: &str) -> Result<DocumentText, Unreadable> {
     })
 }
 
-fn depth(tree: &Rc<Node>) -> usize {
-    let mut deepest = 0;
+/// Builds the tree piece by piece. The parser searches all open elements for every tag, so that a page
+/// which is nested too deeply is refused early.
+fn parse_tree(html: &str) -> Result<Rc<Node>, Unreadable> {
+    let too_deep = || {
+        Unreadable::new(format!(
+            "its elements are nested more than {MAX_DEPTH} deep; simplify the page"
+        ))
+    };
+    let mut parser = html5ever::parse_document(RcDom::default(), ParseOpts::default());
+    let mut rest = html;
+    while !rest.is_empty() {
+        let (piece, after) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES));
+        parser.process(piece.into());
+        if is_deep_at_end(&parser.tokenizer.sink.sink.document) {
+            return Err(too_deep());
+        }
+        rest = after;
+    }
+    let tree = parser.finish().document;
+    if is_deep(&tree) { Err(too_deep()) } else { Ok(tree) }
+}
+
+/// Whether the last element is nested too deeply.
+fn is_deep_at_end(tree: &Rc<Node>) -> bool {
+    let last = |node: &Rc<Node>| node.children.borrow().last().cloned();
+    std::iter::successors(Some(Rc::clone(tree)), last)
+        .nth(MAX_DEPTH + 1)
+        .is_some()
+}
+
+fn is_deep(tree: &Rc<Node>) -> bool {
     let mut open = vec![(Rc::clone(tree), 0)];
     while let Some((node, depth)) = open.pop() {
-        deepest = deepest.max(depth);
+        if depth > MAX_DEPTH {
+            return true;
+        }
         let children = node.children.borrow();
         open.extend(children.iter().map(|child| (Rc::clone(child), depth + 1)));
     }
-    deepest
+    false
 }
 
 /// Nodes of a tree in document order.
@@ -275,13 +301,15 @@ mod tests {
 
     #[test]
     fn a_page_nested_without_end_is_refused() {
-        for (html, depth) in [
-            ("<div>".repeat(100_000), 100_002),
+        for html in [
+            "<div>".repeat(100_000),
             // Closing tags that match nothing close nothing.
-            (format!("<pre>{}", "<object></q>".repeat(100_000)), 100_003),
+            format!("<pre>{}", "<object></q>".repeat(100_000)),
+            format!("{}text", "<div>".repeat(MAX_DEPTH - 2)),
+            format!("{}{}", "<div>".repeat(600), "</div>".repeat(600)),
         ] {
             let refused = parse(html.as_bytes()).unwrap_err();
-            assert!(refused.0.contains(&format!("nested {depth} deep")), "{refused}");
+            assert!(refused.0.contains("nested more than 512 deep"), "{refused}");
         }
     }
 

@@ -484,7 +484,12 @@ async fn sources(client: &ServiceClient, collection: &CollectionName) -> anyhow:
         }
         let page: SourcePage = match client.call_json(call).await {
             Ok(page) => page,
-            Err(CallError::Answered(answer)) if answer.status == 404 => return Ok(Vec::new()),
+            Err(CallError::Answered(answer)) if answer.status == 404 => {
+                tracing::warn!(
+                    "the server is too old to list sources; files are known by name, and --prune removes none"
+                );
+                return Ok(Vec::new());
+            }
             Err(error) => return Err(explain(error)),
         };
         sources.extend(page.sources);
