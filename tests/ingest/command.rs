@@ -51,17 +51,9 @@ async fn a_folder_is_ingested_and_only_changes_the_second_time() {
     ids.sort_unstable();
     assert_eq!(
         ids,
-        [
-            "docs/a.md#dome:0",
-            "docs/a.md#rain:0",
-            "docs/rows.jsonl#r1:0",
-            "docs/rows.jsonl#r2:0"
-        ]
+        ["a.md#dome:0", "a.md#rain:0", "rows.jsonl#r1:0", "rows.jsonl#r2:0"]
     );
-    let rain = server
-        .find("c", json!({"section_id": "docs/a.md#rain"}))
-        .await
-        .ok();
+    let rain = server.find("c", json!({"section_id": "a.md#rain"})).await.ok();
     let rows = server.find("c", json!({"row_id": "r2"})).await.ok();
     assert_eq!(rows["documents"][0]["metadata"]["title"], "rows");
     let metadata = &rain["documents"][0]["metadata"];
@@ -172,12 +164,7 @@ fn a_dry_run_shows_the_chunks_and_stores_nothing() {
         .collect();
     assert_eq!(
         ids,
-        [
-            "docs/a.md#dome:0",
-            "docs/a.md#rain:0",
-            "docs/rows.jsonl#r1:0",
-            "docs/rows.jsonl#r2:0"
-        ]
+        ["a.md#dome:0", "a.md#rain:0", "rows.jsonl#r1:0", "rows.jsonl#r2:0"]
     );
     assert!(!desk.setup.data_dir().exists());
     desk.write("broken.jsonl", "{\"text\":\"fine\"}\nbroken\n");
@@ -201,9 +188,127 @@ fn files_that_cannot_be_read_are_listed_and_the_others_ingested() {
     assert!(
         finished
             .failed_with(1)
-            .contains("docs/binary.txt: it is a binary file"),
+            .contains("binary.txt: it is a binary file"),
         "{finished:?}"
     );
+}
+
+#[test]
+fn files_of_unsupported_types_in_folders_are_skipped() {
+    let desk = Desk::new();
+    desk.write("docs/good.md", "fine");
+    desk.write("docs/table.dat", [0u8; 64]);
+    desk.write("docs/core", [0u8; 64]);
+    desk.write("docs/notes.conf", "text of an unknown type");
+    let finished = desk.here(&["docs"]);
+    let answer = report(&finished);
+    assert_eq!((counts(&answer), finished.code), ([2, 0, 0, 0, 0], Some(0)));
+    assert_eq!(answer["skipped"], 2);
+    let named = desk.here(&["docs/table.dat"]);
+    assert!(named.failed_with(1).contains("it is a binary file"), "{named:?}");
+}
+
+#[tokio::test]
+async fn a_data_directory_is_used_instead_of_the_server_in_the_environment() {
+    let desk = Desk::new();
+    desk.write("a.md", "text");
+    let local = |setup: crate::support::Setup| setup.arg("--embeddings-config").arg(&desk.embeddings).run();
+    let explicit = desk
+        .command(&["a.md"])
+        .arg("--data-dir")
+        .arg(desk.setup.data_dir())
+        .env("RAGSTONE_URL", "http://127.0.0.1:1");
+    assert_eq!(counts(&report(&local(explicit))), [1, 0, 0, 0, 0]);
+    let empty = desk
+        .command(&["a.md"])
+        .env("RAGSTONE_URL", "")
+        .env("RAGSTONE_DATA_DIR", desk.setup.data_dir().display().to_string());
+    assert_eq!(counts(&report(&local(empty))), [0, 0, 1, 0, 0]);
+    let wrong = desk.command(&["a.md"]).env("RAGSTONE_URL", "nowhere").run();
+    assert!(wrong.failed_with(2).contains("RAGSTONE_URL"), "{wrong:?}");
+}
+
+#[tokio::test]
+async fn metadata_comes_from_flags_files_beside_and_the_documents() {
+    let desk = Desk::new();
+    desk.write("docs/a.md", "---\nstatus: draft\n---\n# Dome\n\nOpens at dusk.\n");
+    desk.write("docs/b.txt", "plain");
+    desk.write(
+        "docs/b.txt.metadata.json",
+        "{\"author\": \"Ada\", \"year\": 1843}",
+    );
+    desk.write(
+        "docs/weather.csv",
+        "day,temp_max\n2024-01-01,31.5\n2024-01-02,9\n",
+    );
+    let server = desk.server().start().await;
+    let url = server.url("");
+    let flags = [
+        "docs",
+        "--metadata",
+        "team=dome",
+        "--metadata",
+        "year=2024",
+        "--url",
+        &url,
+    ];
+    let sent = report(&desk.command(&flags).run());
+    assert_eq!(counts(&sent), [4, 0, 0, 0, 0], "{sent}");
+    let total = async |filter: Value| server.find("c", filter).await.ok()["total"].clone();
+    assert_eq!(total(json!({"team": "dome"})).await, 4);
+    assert_eq!(total(json!({"year": {"$gte": 2000}})).await, 3);
+    assert_eq!(
+        total(json!({"author": "Ada", "year": 1843, "source": "b.txt"})).await,
+        1
+    );
+    assert_eq!(total(json!({"status": "draft"})).await, 1);
+    assert_eq!(total(json!({"temp_max": {"$gt": 30}})).await, 1);
+    let as_text = ["docs/weather.csv", "--csv-types", "text", "--url", &url];
+    assert_eq!(counts(&report(&desk.command(&as_text).run())), [0, 2, 0, 0, 0]);
+    assert_eq!(total(json!({"temp_max": "9"})).await, 1);
+    desk.write("docs/b.txt.metadata.json", "[]");
+    let broken = desk.command(&["docs", "--url", &url]).run();
+    assert!(
+        broken.failed_with(1).contains("b.txt.metadata.json"),
+        "{broken:?}"
+    );
+    let wrong = desk.here(&["docs", "--metadata", "team"]);
+    assert!(wrong.failed_with(2).contains("KEY=VALUE"), "{wrong:?}");
+}
+
+#[tokio::test]
+async fn several_first_ingestions_at_once_share_the_new_collection() {
+    let desk = Desk::new();
+    let server = desk.server().start().await;
+    let url = server.url("");
+    for n in 0..4 {
+        desk.write(&format!("{n}.md"), format!("document {n}"));
+    }
+    for round in 0..3 {
+        let collection = format!("new{round}");
+        let clients: Vec<_> = (0..4)
+            .map(|n| {
+                let file = desk.path(&format!("{n}.md")).display().to_string();
+                let args = ["ingest", &file, "--json", "--url", &url, "-c", &collection];
+                let setup = args.iter().fold(desk.setup.clone(), |setup, arg| setup.arg(*arg));
+                let mut command = setup.build();
+                command
+                    .stdout(Stdio::piped())
+                    .stderr(Stdio::piped())
+                    .spawn()
+                    .unwrap()
+            })
+            .collect();
+        for client in clients {
+            let output = client.wait_with_output().unwrap();
+            assert!(output.status.success(), "{output:?}");
+        }
+        let found = server
+            .get(&format!("/collections/{collection}/documents"))
+            .await
+            .ok();
+        assert_eq!(found["total"], 4);
+    }
 }
 
 #[test]

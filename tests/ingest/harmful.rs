@@ -2,6 +2,8 @@
 
 use std::io::Write;
 
+use serde_json::json;
+
 use super::{Desk, counts, report};
 
 fn error_of(source: &str, bytes: &[u8]) -> String {
@@ -69,13 +71,13 @@ fn a_pdf_page_tree_without_end_is_refused() {
     let file = String::from_utf8(pdf_with_page(b"", "/FlateDecode")).unwrap();
     let looped = file.replace("/Kids [3 0 R]", "/Kids [2 0 R]");
     let error = error_of("loop.pdf", looped.as_bytes());
-    assert!(!error.is_empty());
+    assert_eq!(error, "it has no text; its pages may be scanned images");
 }
 
 #[test]
 fn html_that_is_nested_or_multiplies_is_refused_by_a_limit() {
     let error = error_of("deep.html", "<div>".repeat(500_000).as_bytes());
-    assert!(error.contains("nested 500000 deep"), "{error}");
+    assert!(error.contains("nested more than 512 deep"), "{error}");
     // Every paragraph takes over all the fonts that were left open in the one before.
     let fonts: String = (0..1_500).map(|n| format!("<font size={n}>")).collect();
     let error = error_of(
@@ -86,6 +88,67 @@ fn html_that_is_nested_or_multiplies_is_refused_by_a_limit() {
         error.contains("more memory") || error.contains("longer than"),
         "{error}"
     );
+}
+
+#[tokio::test]
+async fn a_page_that_only_looks_shallow_fails_alone_and_the_server_stays() {
+    let desk = Desk::new();
+    let server = desk.server().start().await;
+    let create = json!({"name": "c", "embedding_model": "small"});
+    server.post("/collections", create).await.ok();
+    // Closing tags that match nothing close nothing.
+    let bomb = format!("<pre>{}", "<object></q>".repeat(600_000));
+    let body = json!({"documents": [{"name": "bomb.html", "content": bomb}, {"name": "good.md", "content": "fine"}]});
+    let job = server.post("/collections/c/ingest", body).await.json();
+    let job = super::jobs::finished(&server, &job["id"]).await;
+    assert_eq!(job["documents"]["added"], 1, "{job}");
+    let error = job["errors"][0]["error"].as_str().unwrap();
+    assert!(error.contains("nested more than 512 deep"), "{error}");
+    server.get("/health").await.ok();
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_cancelled_job_ends_its_reader() {
+    let desk = Desk::new();
+    let server = desk.server().start().await;
+    let create = json!({"name": "c", "embedding_model": "small"});
+    server.post("/collections", create).await.ok();
+    let fonts: String = (0..700).map(|n| format!("<font size={n}>")).collect();
+    let slow = format!("<p>{fonts}{}", "<p>x".repeat(100_000));
+    let body = json!({"documents": [{"name": "slow.html", "content": slow}]});
+    let job = server.post("/collections/c/ingest", body).await.json();
+    let wait = async |is_there: bool| {
+        for _ in 0..1000 {
+            if readers(server.pid()) == usize::from(is_there) {
+                return true;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        false
+    };
+    assert!(wait(true).await, "no reader was started");
+    let cancelled = server
+        .delete(&format!("/jobs/{}", job["id"].as_str().unwrap()))
+        .await
+        .ok();
+    assert_eq!(cancelled["state"], "cancelled");
+    assert!(wait(false).await, "the reader is still there");
+}
+
+/// Number of processes that were started by a process and have not ended.
+#[cfg(target_os = "linux")]
+fn readers(parent: u32) -> usize {
+    let parent = format!(" {parent} ");
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let stats = entries.filter_map(|entry| std::fs::read_to_string(entry.path().join("stat")).ok());
+    stats
+        .filter(|stat| {
+            let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+            // State, then parent.
+            fields.get(2..).is_some_and(|rest| rest.starts_with(&parent)) && !fields.starts_with(" Z")
+        })
+        .count()
 }
 
 #[test]

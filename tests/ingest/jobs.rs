@@ -63,7 +63,7 @@ async fn documents_sent_as_json_are_ingested() {
     assert!(
         errors
             .iter()
-            .any(|error| error.starts_with("it is of a type that cannot be read")),
+            .any(|error| error.starts_with("its type cannot be read")),
         "{errors:?}"
     );
     assert_eq!(job["progress"]["documents_done"], 5);
@@ -209,6 +209,71 @@ async fn a_job_can_be_cancelled_and_the_next_goes_on() {
     assert_eq!(cancelled["state"], "cancelled");
     assert_eq!(finished(&server, &next["id"]).await["state"], "done");
     assert_eq!(finished(&server, &long["id"]).await["state"], "cancelled");
+}
+
+#[tokio::test]
+async fn a_cancelled_job_counts_the_chunks_that_stay() {
+    let server = start().await;
+    let sections: String = (0..20_000)
+        .map(|n| format!("# Section {n}\n\nText of section {n}.\n\n"))
+        .collect();
+    let body = json!({"documents": [{"name": "long.md", "content": sections}]});
+    let job = submit(&server, body).await;
+    let total = async || server.get("/collections/c/documents?limit=0").await.ok()["total"].clone();
+    while total().await == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let path = format!("/jobs/{}", job["id"].as_str().unwrap());
+    let cancelled = server.delete(&path).await.ok();
+    assert_eq!(cancelled["state"], "cancelled");
+    let stored = total().await;
+    assert!(stored.as_u64().unwrap() < 20_000, "it was not cancelled in time");
+    let job = server.get(&path).await.ok();
+    assert_eq!(job["chunks"]["added"], stored, "{job}");
+}
+
+#[tokio::test]
+async fn metadata_is_stored_and_unknown_fields_are_named() {
+    let server = start().await;
+    let body = json!({"chunktokens": 32, "colour": "red", "documents": [
+        {"name": "a.md", "content": "---\nlang: de\n---\ntext", "metadata": {"team": "dome", "lang": "en"}, "meta": {}},
+        {"name": "b.csv", "content": "id,text,n\n1,one,7\n"},
+    ]});
+    let job = submit(&server, body).await;
+    let warnings: Vec<(&str, &str)> = job["warnings"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|warning| {
+            (
+                warning["source"].as_str().unwrap(),
+                warning["error"].as_str().unwrap(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        warnings,
+        [
+            (
+                "request",
+                "unknown field 'chunktokens' was ignored; did you mean 'chunk_tokens'?"
+            ),
+            ("request", "unknown field 'colour' was ignored"),
+            (
+                "a.md",
+                "unknown field 'meta' was ignored; did you mean 'metadata'?"
+            ),
+        ]
+    );
+    finished(&server, &job["id"]).await;
+    let found = server.find("c", json!({"team": "dome", "lang": "de"})).await.ok();
+    assert_eq!(found["total"], 1);
+    assert_eq!(server.find("c", json!({"n": {"$gt": 6}})).await.ok()["total"], 1);
+    let wrong = json!({"csv_types": "guess", "documents": [{"name": "a.md", "content": "x"}]});
+    assert_eq!(
+        server.post("/collections/c/ingest", wrong).await.refused(400),
+        "Field 'csv_types' is 'guess'; it must be 'auto' or 'text'"
+    );
 }
 
 #[tokio::test]

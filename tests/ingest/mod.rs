@@ -6,7 +6,7 @@ mod crash;
 mod harmful;
 mod jobs;
 mod origins;
-mod told;
+mod reporting;
 
 use std::path::PathBuf;
 

@@ -100,6 +100,81 @@ async fn prune_through_a_server_spares_documents_of_other_makers() {
     assert_eq!(total(&server).await, 3);
 }
 
+#[tokio::test]
+async fn a_file_is_one_document_whichever_path_leads_to_it() {
+    let desk = Desk::new();
+    desk.write("place/inc/a.md", "# A\n\nText.\n");
+    let absolute = desk.path("place/inc/a.md").display().to_string();
+    assert_eq!(
+        counts(&report(&desk.inside("place", &["inc/a.md"]))),
+        [1, 0, 0, 0, 0]
+    );
+    for (folder, path) in [
+        ("place/inc", "a.md"),
+        ("place/inc", absolute.as_str()),
+        ("place/inc", "."),
+        ("place/inc", "*.md"),
+        ("place/inc", ".."),
+    ] {
+        let again = report(&desk.inside(folder, &[path]));
+        assert_eq!(counts(&again), [0, 0, 1, 0, 0], "{path}: {again}");
+    }
+    let server = desk.server().start().await;
+    let url = server.url("");
+    let sent = report(&desk.command(&["place/inc", "--url", &url]).run());
+    assert_eq!(counts(&sent), [0, 0, 1, 0, 0], "{sent}");
+    let listed = server.get("/collections/c/documents").await.ok();
+    assert_eq!(crate::support::ids(&listed["documents"]), ["a.md#a:0"]);
+}
+
+#[tokio::test]
+async fn prune_through_a_server_touches_only_files_of_the_same_folder() {
+    let desk = Desk::new();
+    desk.write("one/a.md", "# A\n\nStays.\n");
+    desk.write("one/b.md", "# B\n\nGoes.\n");
+    desk.write("two/b.md", "# B\n\nOf the second folder.\n");
+    desk.write("rows", "{\"id\":\"1\",\"text\":\"a row\"}\n");
+    let server = desk.server().start().await;
+    let url = server.url("");
+    let send = |folder: &str, args: &[&str]| report(&desk.inside(folder, &[args, &["--url", &url]].concat()));
+    assert_eq!(counts(&send("one", &["."])), [2, 0, 0, 0, 0]);
+    assert_eq!(counts(&send("two", &[".", "--as", "second"])), [1, 0, 0, 0, 0]);
+    let rows = std::fs::File::open(desk.path("rows")).unwrap();
+    let mut command = desk.command(&["-", "--url", &url]).build();
+    assert!(command.stdin(rows).output().unwrap().status.success());
+    let body = json!({"documents": [{"name": "sent.md", "content": "over HTTP"}]});
+    let job = server.post("/collections/c/ingest", body).await.json();
+    assert_eq!(super::jobs::finished(&server, &job["id"]).await["state"], "done");
+    assert_eq!(total(&server).await, 5);
+
+    desk.remove("one/b.md");
+    desk.remove("two/b.md");
+    assert_eq!(counts(&send("one", &[".", "--prune"])), [0, 0, 1, 1, 0]);
+    let listed = server.get("/collections/c/sources").await.ok();
+    let sources: Vec<&str> = listed["sources"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|source| source["source"].as_str().unwrap())
+        .collect();
+    assert_eq!(sources, ["a.md", "second/b.md", "sent.md"]);
+    assert_eq!(total(&server).await, 4);
+    assert_eq!(
+        counts(&send("two", &[".", "--prune", "--as", "second"])),
+        [0, 0, 0, 1, 0]
+    );
+    let page = server.get("/collections/c/sources?limit=1").await.ok();
+    assert_eq!(
+        (&page["sources"][0]["source"], &page["next"]),
+        (&json!("a.md"), &json!("a.md"))
+    );
+    let rest = server.get("/collections/c/sources?limit=1&after=a.md").await.ok();
+    assert_eq!(
+        (&rest["sources"][0]["source"], &rest["next"]),
+        (&json!("sent.md"), &Value::Null)
+    );
+}
+
 /// Lines of 20 KB, more than one request may have.
 fn many_rows(count: usize, id: impl Fn(usize) -> Option<String>) -> String {
     let pad = "p".repeat(20_000);

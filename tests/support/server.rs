@@ -74,6 +74,10 @@ impl Server {
         format!("http://{}{path}", self.address)
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends the signal that service managers send.
     pub fn terminate(&self) {
         // The shell's own `kill`: no crate for one signal.

@@ -24,7 +24,7 @@ use ragstone_core::storage::StorageError;
 use tokio::sync::{Notify, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::error::ServiceError;
-use crate::ingest::{Content, Earlier, IngestTarget, Ingestion, Kind, Progress, Report};
+use crate::ingest::{Content, Earlier, IngestTarget, Ingestion, InputOptions, Kind, Progress, Report};
 use crate::lease::{self, now};
 
 use stored::{ItemRecord, Items, JobRecord, KIND, Stored};
@@ -53,6 +53,7 @@ pub struct NewItem {
     pub bytes: Vec<u8>,
     /// Set for some rows of a larger file, whose other rows come with other requests.
     pub partial: Option<Earlier>,
+    pub options: InputOptions,
 }
 
 #[derive(Clone)]
@@ -234,10 +235,35 @@ impl Jobs {
             if self.end(&mut stored, JobState::Cancelled, None).await? {
                 if let Some(running) = self.running(id) {
                     running.cancel.notify_one();
+                    self.settle(&mut stored, &running).await?;
                 }
                 return Ok(Some(stored.record.view(id)));
             }
         }
+    }
+
+    /// Waits until the worker of a cancelled job has stopped, and stores its last report.
+    async fn settle(&self, stored: &mut Stored, running: &Running) -> Result<(), StorageError> {
+        for _ in 0..100 {
+            if self.running(&stored.id).is_none() {
+                break;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        stored.record.report = running.before.clone();
+        stored.record.report.add(&running.progress.snapshot());
+        let run_at = stored
+            .record
+            .finished
+            .map(|finished| finished.saturating_add(stored::RETENTION));
+        let change = stored
+            .record
+            .put(&stored.id, run_at, Expect::Version(stored.version));
+        self.ingestion.records.apply(vec![change]).await.map(|_| ())
+    }
+
+    pub fn ingestion(&self) -> &Ingestion {
+        &self.ingestion
     }
 
     /// The worker that serves this queue. One per process is enough.

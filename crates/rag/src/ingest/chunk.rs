@@ -1,8 +1,8 @@
-//! From a text to chunks that know where they stand.
+//! Splitting a text into chunks that know their section.
 //!
-//! A chunk never crosses a section. Its id is made of the source, the section and its place in the
-//! section, so that the same text under the same heading keeps its id when other parts of the
-//! document change, and what changed replaces what was there.
+//! A chunk never crosses a section. Its id is made of the source, the section and its position in
+//! the section: text under the same heading keeps its id when other parts of the document change, and
+//! changed text replaces the text that was there.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -12,9 +12,9 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::edits::Edits;
-use super::outline::{DocType, Outline, Section, comments, outline};
-use super::pieces::{Passage, Piece};
-use super::read::{Body, Text, html};
+use super::outline::{DocType, MarkdownSection, Outline, comments, outline};
+use super::pieces::{Passage, TextPiece, windows};
+use super::read::{DocumentText, TextBody, html};
 use super::size::TokenSizer;
 
 /// Metadata keys. Filters and sibling gathering rely on the names.
@@ -27,8 +27,8 @@ pub mod keys {
     pub const DOC_TYPE: &str = "doc_type";
     pub const POSITION: &str = "position";
     pub const CONTENT_HASH: &str = "content_hash";
-    /// What a row of a file calls itself. Ids of documents begin with the source, because rows of two
-    /// files may call themselves the same.
+    /// Id of a row in its file. Document ids begin with the source, because two files may use the same
+    /// row ids.
     pub const ROW_ID: &str = "row_id";
 
     pub const ALL: [&str; 9] = [
@@ -46,8 +46,7 @@ pub mod keys {
 
 const MAX_ID_BYTES: usize = 512;
 const MAX_SLUG_CHARS: usize = 60;
-/// Every chunk below a heading carries the heading, and every chunk of a document its title: what is
-/// long there would be stored many times over.
+/// Titles and headings are repeated in every chunk below them.
 const MAX_TITLE_BYTES: usize = 512;
 
 /// One piece of a document, ready to be embedded and stored.
@@ -55,25 +54,37 @@ const MAX_TITLE_BYTES: usize = 512;
 pub struct Chunk {
     pub document: Document,
     pub content_hash: String,
-    /// In the model's tokens, about.
+    /// Approximate number of the model's tokens.
     pub tokens: usize,
 }
 
-/// Where a text comes from and what else is known of it.
+/// Properties of a document that its chunks share.
 #[derive(Debug, Clone, Default)]
-pub struct Origin {
+pub struct DocumentInfo {
     pub source: String,
-    /// When the text itself has no title.
+    /// The title of a text that has none itself.
     pub fallback_title: String,
+    /// Given beside the text. Fields of front matter take precedence.
+    pub metadata: Metadata,
+}
+
+impl DocumentInfo {
+    /// The title of a text without one: given in the metadata, or made of the file name.
+    fn title(&self) -> &str {
+        let given = self.metadata.get(keys::TITLE).and_then(Value::as_str);
+        let given = given.filter(|title| !title.trim().is_empty());
+        given.unwrap_or(&self.fallback_title)
+    }
 }
 
 pub struct Splitter {
     pub(super) sizer: TokenSizer,
     pub(super) chunk_tokens: usize,
+    is_cancelled: Box<dyn Fn() -> bool + Send>,
 }
 
 /// A part of a text with the metadata that its chunks share.
-struct Part<'a> {
+struct SectionPart<'a> {
     text: &'a str,
     section_id: String,
     section_path: Vec<String>,
@@ -94,16 +105,36 @@ enum Blocks<'a> {
 
 impl Splitter {
     pub fn new(sizer: TokenSizer, chunk_tokens: usize) -> Self {
-        Self { sizer, chunk_tokens }
+        Self {
+            sizer,
+            chunk_tokens,
+            is_cancelled: Box::new(|| false),
+        }
     }
 
-    pub fn split(&self, origin: &Origin, text: &Text) -> Vec<Chunk> {
+    /// Stops splitting, without a complete result, once the chunks are not wanted any more.
+    #[must_use]
+    pub fn cancelled_by(self, is_cancelled: impl Fn() -> bool + Send + 'static) -> Self {
+        Self {
+            is_cancelled: Box::new(is_cancelled),
+            ..self
+        }
+    }
+
+    /// Windows of a long text, until splitting is cancelled.
+    pub(super) fn windows<'t>(&self, text: &'t str) -> impl Iterator<Item = (usize, &'t str)> {
+        windows(text, self.window())
+            .into_iter()
+            .take_while(|_| !(self.is_cancelled)())
+    }
+
+    pub fn split(&self, info: &DocumentInfo, text: &DocumentText) -> Vec<Chunk> {
         match &text.body {
-            Body::Markdown(markdown) => self.split_markdown(origin, text, markdown, &comments(markdown)),
-            Body::Page(markdown) => self.split_markdown(origin, text, markdown, &html::unescapes(markdown)),
-            Body::Plain(plain) => self.split_whole(origin, text, plain, DocType::Paragraph),
-            Body::Code(code) => self.split_whole(origin, text, code, DocType::Code),
-            Body::Pages(pages) => self.split_pages(origin, text, pages),
+            TextBody::Markdown(markdown) => self.split_markdown(info, text, markdown, &comments(markdown)),
+            TextBody::Page(markdown) => self.split_markdown(info, text, markdown, &html::unescapes(markdown)),
+            TextBody::Plain(plain) => self.split_whole(info, text, plain, DocType::Paragraph),
+            TextBody::Code(code) => self.split_whole(info, text, code, DocType::Code),
+            TextBody::Pages(pages) => self.split_pages(info, text, pages),
         }
     }
 
@@ -111,74 +142,79 @@ impl Splitter {
         text_splitter::ChunkSizer::size(&self.sizer, text)
     }
 
-    fn split_whole(&self, origin: &Origin, text: &Text, body: &str, kind: DocType) -> Vec<Chunk> {
-        let title = text
-            .title
-            .clone()
-            .unwrap_or_else(|| origin.fallback_title.clone());
-        let part = Part {
+    fn split_whole(&self, info: &DocumentInfo, text: &DocumentText, body: &str, kind: DocType) -> Vec<Chunk> {
+        let title = text.title.as_deref().unwrap_or(info.title());
+        let part = SectionPart {
             text: body,
-            section_id: anchor(&origin.source),
+            section_id: anchor(&info.source),
             section_path: Vec::new(),
-            chapter_id: anchor(&origin.source),
+            chapter_id: anchor(&info.source),
             blocks: Blocks::All(kind),
         };
         let mut chunks = Vec::new();
-        self.add_part(&mut chunks, origin, &title, &part);
+        self.add_part(&mut chunks, info, title, &part);
         chunks
     }
 
-    fn split_pages(&self, origin: &Origin, text: &Text, pages: &[String]) -> Vec<Chunk> {
-        let title = text
-            .title
-            .clone()
-            .unwrap_or_else(|| origin.fallback_title.clone());
+    fn split_pages(&self, info: &DocumentInfo, text: &DocumentText, pages: &[String]) -> Vec<Chunk> {
+        let title = text.title.as_deref().unwrap_or(info.title());
         let mut chunks = Vec::new();
         for (index, page) in pages.iter().enumerate() {
             let number = index + 1;
-            let part = Part {
+            let part = SectionPart {
                 text: page,
-                section_id: format!("{}#page-{number}", anchor(&origin.source)),
+                section_id: format!("{}#page-{number}", anchor(&info.source)),
                 section_path: vec![format!("Page {number}")],
-                chapter_id: anchor(&origin.source),
+                chapter_id: anchor(&info.source),
                 blocks: Blocks::All(DocType::Paragraph),
             };
-            self.add_part(&mut chunks, origin, &title, &part);
+            self.add_part(&mut chunks, info, title, &part);
         }
         chunks
     }
 
-    fn split_markdown(&self, origin: &Origin, text: &Text, markdown: &str, edits: &Edits) -> Vec<Chunk> {
+    fn split_markdown(
+        &self,
+        info: &DocumentInfo,
+        text: &DocumentText,
+        markdown: &str,
+        edits: &Edits,
+    ) -> Vec<Chunk> {
         let outline = outline(markdown);
+        let given = info.metadata.get(keys::TITLE).is_some().then(|| info.title());
         let title = text
             .title
-            .clone()
-            .or_else(|| outline.title.clone())
-            .or_else(|| first_heading(&outline));
-        let title = title.unwrap_or_else(|| origin.fallback_title.clone());
+            .as_deref()
+            .or(outline.title.as_deref())
+            .or(given)
+            .or_else(|| first_heading(&outline))
+            .unwrap_or(info.title());
+        let mut with_front_matter = info.clone();
+        with_front_matter.metadata.extend(outline.metadata.clone());
+        let info = &with_front_matter;
         let titled = has_title_heading(&outline.sections);
-        let mut places = Places::new(&origin.source, titled);
+        let mut tree = SectionTree::new(&info.source, titled);
         let mut chunks = Vec::new();
         for section in &outline.sections {
-            let place = places.enter(section);
-            let part = Part {
+            let ids = tree.enter(section);
+            let part = SectionPart {
                 text: &markdown[section.range.clone()],
-                section_id: place.section_id,
-                section_path: place.path,
-                chapter_id: place.chapter_id,
+                section_id: ids.section_id,
+                section_path: ids.path,
+                chapter_id: ids.chapter_id,
                 blocks: Blocks::Markdown {
                     blocks: &section.blocks,
                     offset: section.range.start,
                     edits,
                 },
             };
-            self.add_part(&mut chunks, origin, &title, &part);
+            self.add_part(&mut chunks, info, title, &part);
         }
         chunks
     }
 
-    fn add_part(&self, chunks: &mut Vec<Chunk>, origin: &Origin, title: &str, part: &Part<'_>) {
-        let pieces: Vec<Piece> = match part.blocks {
+    fn add_part(&self, chunks: &mut Vec<Chunk>, info: &DocumentInfo, title: &str, part: &SectionPart<'_>) {
+        let pieces: Vec<TextPiece> = match part.blocks {
             Blocks::Markdown {
                 blocks,
                 offset,
@@ -197,8 +233,9 @@ impl Splitter {
             let content_hash = content_hash(&piece.text);
             let doc_type = part.blocks.kind_of(&piece.range);
             let tokens = self.tokens(&piece.text);
-            let metadata = Metadata::from_iter([
-                (keys::SOURCE.to_owned(), Value::from(origin.source.as_str())),
+            let mut metadata = info.metadata.clone();
+            metadata.extend([
+                (keys::SOURCE.to_owned(), Value::from(info.source.as_str())),
                 (keys::TITLE.to_owned(), Value::from(title)),
                 (keys::SECTION_ID.to_owned(), Value::from(part.section_id.as_str())),
                 (
@@ -225,7 +262,7 @@ impl Splitter {
 }
 
 impl Blocks<'_> {
-    /// What most of a piece is; a heading counts only where nothing stands under it.
+    /// The type of most of a piece. A heading counts only where it is alone.
     fn kind_of(&self, piece: &Range<usize>) -> DocType {
         let (blocks, offset) = match self {
             Self::All(kind) => return *kind,
@@ -233,7 +270,9 @@ impl Blocks<'_> {
         };
         let (start, end) = (offset + piece.start, offset + piece.end);
         let mut bytes: HashMap<DocType, usize> = HashMap::new();
-        for (kind, range) in *blocks {
+        // Blocks are in order. A search keeps sections of very many blocks from taking quadratic time.
+        let first = blocks.partition_point(|(_, range)| range.end <= start);
+        for (kind, range) in blocks[first..].iter().take_while(|(_, range)| range.start < end) {
             let shared = range.end.min(end).saturating_sub(range.start.max(start));
             if shared > 0 && *kind != DocType::Heading {
                 *bytes.entry(*kind).or_default() += shared;
@@ -246,28 +285,27 @@ impl Blocks<'_> {
     }
 }
 
-fn first_heading(outline: &Outline) -> Option<String> {
-    outline
-        .sections
-        .iter()
-        .find(|s| s.level > 0 && !s.heading.is_empty())
-        .map(|s| s.heading.clone())
+fn first_heading(outline: &Outline) -> Option<&str> {
+    let mut headings = outline.sections.iter().filter(|section| section.level > 0);
+    headings
+        .find(|section| !section.heading.is_empty())
+        .map(|section| section.heading.as_str())
 }
 
 /// One heading of the first level, before all others, is the title of the document.
-fn has_title_heading(sections: &[Section]) -> bool {
+fn has_title_heading(sections: &[MarkdownSection]) -> bool {
     let mut headings = sections.iter().filter(|s| s.level > 0);
     headings.next().is_some_and(|first| first.level == 1) && !headings.any(|s| s.level == 1)
 }
 
-struct Place {
+struct SectionIds {
     section_id: String,
     path: Vec<String>,
     chapter_id: String,
 }
 
-/// Walks down and up the headings of a document.
-struct Places {
+/// The open headings of a document while its sections are visited in order.
+struct SectionTree {
     /// See [`anchor`].
     anchor: String,
     /// The outermost heading is the document's title, so that chapters begin below it.
@@ -278,7 +316,7 @@ struct Places {
     taken: HashMap<String, usize>,
 }
 
-impl Places {
+impl SectionTree {
     fn new(source: &str, titled: bool) -> Self {
         Self {
             anchor: anchor(source),
@@ -288,8 +326,8 @@ impl Places {
         }
     }
 
-    /// The id that was wanted, or the first of `wanted-2`, `wanted-3`… that no section has. A heading
-    /// may itself read like one of these.
+    /// The wanted id, or the first of `wanted-2`, `wanted-3`… that is free: a heading may itself read
+    /// like one of these.
     fn free(&mut self, wanted: String) -> String {
         let mut id = wanted.clone();
         while self.taken.contains_key(&id) {
@@ -301,10 +339,10 @@ impl Places {
         id
     }
 
-    fn enter(&mut self, section: &Section) -> Place {
+    fn enter(&mut self, section: &MarkdownSection) -> SectionIds {
         if section.level == 0 {
             let id = self.anchor.clone();
-            return Place {
+            return SectionIds {
                 section_id: id.clone(),
                 path: Vec::new(),
                 chapter_id: id,
@@ -332,7 +370,7 @@ impl Places {
         self.open
             .push((section.level, as_title(&section.heading).to_owned(), id.clone()));
         let chapter = self.open.get(usize::from(self.titled)).or(self.open.first());
-        Place {
+        SectionIds {
             chapter_id: chapter.map_or_else(|| id.clone(), |(_, _, id)| id.clone()),
             path: self.open.iter().map(|(_, heading, _)| heading.clone()).collect(),
             section_id: id,
@@ -340,8 +378,8 @@ impl Places {
     }
 }
 
-/// A source as the ids of its sections and chunks begin with it. What follows is set off by `#`, so
-/// that a file `a.md#b` is never taken for section `b` of `a.md`.
+/// The beginning of the ids of a source's sections and chunks. `#` is escaped, so that a file `a.md#b`
+/// is never taken for section `b` of `a.md`.
 pub(super) fn anchor(source: &str) -> String {
     if source.contains('#') || source.contains("%2") {
         source.replace('%', "%25").replace('#', "%23")
@@ -350,7 +388,7 @@ pub(super) fn anchor(source: &str) -> String {
     }
 }
 
-/// A title or heading as chunks carry it.
+/// Truncates a title or heading for the metadata of chunks.
 pub(super) fn as_title(text: &str) -> &str {
     beginning(text, MAX_TITLE_BYTES)
 }
@@ -392,7 +430,7 @@ pub fn hex(bytes: &[u8]) -> String {
         })
 }
 
-/// Readable where it fits, and still unique where it must be cut.
+/// A readable id, truncated and made unique by a hash where it is too long.
 pub fn chunk_id(section_id: &str, index: usize) -> DocumentId {
     let id = format!("{section_id}:{index}");
     document_id(&id)

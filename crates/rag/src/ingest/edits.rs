@@ -1,11 +1,11 @@
-//! What is taken out of a text after it was split, known by its place in the whole.
+//! Replacements in a text that are applied to its pieces after splitting.
 //!
-//! A piece alone does not say whether it begins within code, so this is found out once for all of it.
+//! They are found in the whole text, because a piece alone does not say whether it begins within code.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Places in order, without overlap, and what stands there instead.
+/// Ranges in order, without overlap, and their replacements.
 #[derive(Debug, Default)]
 pub(super) struct Edits(Vec<(Range<usize>, &'static str)>);
 
@@ -21,7 +21,7 @@ impl Edits {
         Self(edits)
     }
 
-    /// A piece that begins at `offset` of the whole. What reaches beyond it is cut there.
+    /// Applies the edits to a piece that begins at `offset` of the text.
     pub(super) fn applied<'t>(&self, offset: usize, piece: &'t str) -> Cow<'t, str> {
         let end = offset + piece.len();
         let first = self.0.partition_point(|(range, _)| range.end <= offset);

@@ -1,4 +1,4 @@
-//! Asking the model, with patience.
+//! Embedding with retries.
 
 use std::time::Duration;
 
@@ -13,15 +13,15 @@ pub(super) async fn embed(
     if texts.is_empty() {
         return Ok(Vec::new());
     }
-    match embed_patiently(embedder, texts.clone(), attempts).await {
+    match embed_with_retries(embedder, texts.clone(), attempts).await {
         Ok(embeddings) => Ok(embeddings.into_iter().map(Some).collect()),
         Err(error) if blame(&error).is_some() => one_by_one(embedder, texts, attempts).await,
         Err(error) => Err(error),
     }
 }
 
-/// One of the texts is the reason for a failure: finds it, and keeps the others. A model that fails
-/// for every one of several is broken, and that is for the caller to know.
+/// Finds the text that causes a failure and keeps the others. A model that fails for several texts and
+/// embeds none is broken.
 async fn one_by_one(
     embedder: &dyn Embedder,
     texts: Vec<String>,
@@ -30,7 +30,7 @@ async fn one_by_one(
     let mut embeddings = Vec::with_capacity(texts.len());
     let mut failures = 0;
     for text in texts {
-        match embed_patiently(embedder, vec![text], attempts).await {
+        match embed_with_retries(embedder, vec![text], attempts).await {
             Ok(one) => embeddings.push(one.into_iter().next()),
             Err(error) => match blame(&error) {
                 None => return Err(error),
@@ -52,7 +52,7 @@ async fn one_by_one(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Blame {
     Certainly,
-    /// The model, or what is configured of it, may be the reason just as well.
+    /// The model or its configuration may be the reason just as well.
     Perhaps,
 }
 
@@ -71,8 +71,8 @@ fn blame(error: &ModelError) -> Option<Blame> {
     }
 }
 
-/// Waits for a busy model: queries of others come first.
-async fn embed_patiently(
+/// Waits for a busy model, whose queries come first.
+async fn embed_with_retries(
     embedder: &dyn Embedder,
     texts: Vec<String>,
     attempts: u32,

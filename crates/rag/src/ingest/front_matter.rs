@@ -1,35 +1,48 @@
-//! What a Markdown file says of itself before its text.
+//! Metadata at the beginning of a Markdown file.
 
-use serde_json::{Map, Value};
+use ragstone_core::document::Metadata;
+use serde_json::Value;
 
-/// Longer ones are text between two rules.
+/// A longer block is text between two rules.
 const MAX_BYTES: usize = 64 << 10;
 
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq)]
 pub(super) struct FrontMatter {
     pub(super) title: Option<String>,
-    /// Where the text begins.
+    /// All fields but the title.
+    pub(super) metadata: Metadata,
+    /// Offset of the text that follows.
     pub(super) end: usize,
 }
 
-/// Only what stands at the very beginning and reads as YAML or TOML is front matter: rules look the
-/// same, and what is between them is text that must not be lost.
+/// Reads front matter. Only a block at the very beginning that parses as YAML or TOML counts: rules
+/// look the same, and text between them must not be lost.
 pub(super) fn front_matter(markdown: &str) -> FrontMatter {
     let found = fenced(markdown, "---", &["---", "..."])
-        .and_then(|(inside, end)| Some((yaml_title(inside)?, end)))
+        .and_then(|(inside, end)| Some((yaml(inside)?, end)))
         .or_else(|| {
             let (inside, end) = fenced(markdown, "+++", &["+++"])?;
-            Some((toml_title(inside)?, end))
+            Some((toml(inside)?, end))
         });
-    let (title, end) = found.unwrap_or_default();
-    let title = title.map(|title| title.split_whitespace().collect::<Vec<_>>().join(" "));
+    let Some((mut metadata, end)) = found else {
+        return FrontMatter::default();
+    };
+    let title = match metadata.get("title") {
+        Some(Value::String(title)) => title.split_whitespace().collect::<Vec<_>>().join(" "),
+        Some(Value::Number(title)) => title.to_string(),
+        _ => String::new(),
+    };
+    if !title.is_empty() {
+        metadata.remove("title");
+    }
     FrontMatter {
-        title: title.filter(|title| !title.is_empty()),
+        title: (!title.is_empty()).then_some(title),
+        metadata,
         end,
     }
 }
 
-/// What is between the marks, and where the line after them begins.
+/// The text between the marks, and the offset of the line after them.
 fn fenced<'t>(markdown: &'t str, open: &str, close: &[&str]) -> Option<(&'t str, usize)> {
     let mut at = markdown.len() - markdown.trim_start_matches('\u{feff}').len();
     let mut lines = markdown[at..].split_inclusive('\n');
@@ -48,65 +61,35 @@ fn fenced<'t>(markdown: &'t str, open: &str, close: &[&str]) -> Option<(&'t str,
     None
 }
 
-/// The title, if any, of what is a mapping.
-fn yaml_title(yaml: &str) -> Option<Option<String>> {
-    // A heading reads as a comment, and "Note: this" below it as a field; nobody begins front matter so.
+fn yaml(yaml: &str) -> Option<Metadata> {
+    // A heading reads as a comment, and "Note: this" below it as a field; no front matter begins so.
     if yaml.starts_with(['#', '\r', '\n']) {
         return None;
     }
-    let fields: Map<String, Value> = serde_saphyr::from_str(yaml).ok()?;
-    if fields.is_empty() {
-        return None;
-    }
-    Some(match fields.get("title") {
-        Some(Value::String(title)) => Some(title.clone()),
-        Some(Value::Number(title)) => Some(title.to_string()),
-        _ => None,
-    })
+    let fields: Metadata = serde_saphyr::from_str(yaml).ok()?;
+    (!fields.is_empty()).then_some(fields)
 }
 
-/// The title, if any, of what begins like TOML: with a field or a table.
-fn toml_title(toml: &str) -> Option<Option<String>> {
-    let mut lines = toml.lines().filter(|line| {
-        let line = line.trim();
-        !line.is_empty() && !line.starts_with('#')
-    });
-    let is_toml = |line: &str| {
-        let key = line.split_once('=').map_or("", |(key, _)| key.trim());
-        let plain = |c: char| c.is_alphanumeric() || "_-.\"'".contains(c);
-        line.trim_start().starts_with('[') || (!key.is_empty() && key.chars().all(plain))
-    };
-    if !lines.clone().next().is_some_and(is_toml) {
-        return None;
-    }
-    // Below the first table, a title is that of something else.
-    let title = lines
-        .by_ref()
-        .take_while(|line| !line.trim_start().starts_with('['))
-        .find_map(|line| {
-            let (key, value) = line.split_once('=')?;
-            (key.trim().trim_matches(['"', '\'']) == "title").then_some(value.trim())
-        });
-    Some(title.and_then(|value| toml_string(value, toml)))
+fn toml(toml: &str) -> Option<Metadata> {
+    let table: toml::Table = toml::from_str(toml).ok()?;
+    let fields = table.into_iter().map(|(name, value)| (name, from_toml(value)));
+    Some(fields.collect::<Metadata>()).filter(|fields| !fields.is_empty())
 }
 
-/// A string that begins here; one of several lines goes on in `toml`.
-fn toml_string(value: &str, toml: &str) -> Option<String> {
-    for quotes in ["\"\"\"", "'''"] {
-        if value.starts_with(quotes) {
-            let (_, rest) = toml.split_once(value)?;
-            let whole = format!("{value}{rest}");
-            return Some(whole[quotes.len()..].split_once(quotes)?.0.to_owned());
+/// A TOML value as JSON, with dates as strings.
+fn from_toml(value: toml::Value) -> Value {
+    match value {
+        toml::Value::String(text) => text.into(),
+        toml::Value::Integer(number) => number.into(),
+        toml::Value::Float(number) => number.into(),
+        toml::Value::Boolean(flag) => flag.into(),
+        toml::Value::Datetime(date) => date.to_string().into(),
+        toml::Value::Array(list) => list.into_iter().map(from_toml).collect(),
+        toml::Value::Table(table) => {
+            let fields = table.into_iter().map(|(name, value)| (name, from_toml(value)));
+            Value::Object(fields.collect())
         }
     }
-    if let Some(literal) = value.strip_prefix('\'') {
-        return Some(literal.split_once('\'')?.0.to_owned());
-    }
-    // Strings with escapes are spelled as in JSON, but for escapes that no title has.
-    serde_json::Deserializer::from_str(value)
-        .into_iter::<String>()
-        .next()?
-        .ok()
 }
 
 #[cfg(test)]
@@ -139,6 +122,7 @@ mod tests {
             ),
             ("+++\ntitle = \"\"\"\nTwo\nlines\"\"\"\n+++\n", Some("Two lines")),
             ("+++\n[menu]\ntitle = \"no\"\n+++\n", None),
+            ("---\ntitle: [a]\n---\n", None),
         ] {
             let markdown = format!("{front}text\n\n---\nkey: value\n---\n");
             let text = "text\n\n---\nkey: value\n---\n";
@@ -147,6 +131,19 @@ mod tests {
                 (title.map(str::to_owned), text),
                 "{front}"
             );
+        }
+    }
+
+    #[test]
+    fn other_fields_are_metadata() {
+        let expected =
+            serde_json::json!({"draft": true, "weight": 3, "date": "2024-01-02", "tags": ["a", "b"]});
+        for markdown in [
+            "---\ntitle: T\ndraft: true\nweight: 3\ndate: 2024-01-02\ntags: [a, b]\n---\n",
+            "+++\ntitle = 'T'\ndraft = true\nweight = 3\ndate = 2024-01-02\ntags = ['a', 'b']\n+++\n",
+        ] {
+            let front = front_matter(markdown);
+            assert_eq!(Value::Object(front.metadata), expected, "{markdown}");
         }
     }
 
@@ -165,6 +162,7 @@ mod tests {
             "\n---\ntitle: T\n---\n",
             "+++\nMany words.\n+++\n",
             "+++\n+++\n",
+            "+++\ntitle = open\n+++\n",
         ] {
             assert_eq!(title_and_text(markdown), (None, markdown), "{markdown}");
         }

@@ -1,4 +1,4 @@
-//! What a file is, by its media type or its name.
+//! Types of files, by media type or name.
 
 use std::path::Path;
 
@@ -18,9 +18,9 @@ pub enum Kind {
     Csv,
 }
 
-/// Why a file of no kind is not ingested.
-pub const UNKNOWN_TYPE: &str = "it is of a type that cannot be read: Markdown, HTML, plain text, PDF, JSONL, CSV and \
-                                source code can";
+/// The reason for a file of no kind.
+pub const UNKNOWN_TYPE: &str = "its type cannot be read; supported are Markdown, HTML, plain text, PDF, JSONL, CSV \
+                                and source code";
 
 const MARKDOWN: [&str; 5] = ["md", "markdown", "mdown", "mdx", "mkd"];
 const HTML: [&str; 3] = ["html", "htm", "xhtml"];
@@ -30,6 +30,10 @@ const CODE: [&str; 47] = [
     "gradle", "groovy", "h", "hpp", "hs", "java", "jl", "js", "json", "jsx", "kt", "lua", "m", "ml", "nix",
     "php", "pl", "proto", "ps1", "py", "r", "rb", "rs", "scala", "sh", "sql", "swift", "tf", "ts", "tsx",
     "zig",
+];
+/// Plain text by convention.
+const TEXT: [&str; 9] = [
+    "adoc", "asciidoc", "log", "org", "rst", "srt", "tex", "text", "txt",
 ];
 /// Never text, so that a folder's pictures are not opened to find out.
 const NOT_TEXT: [&str; 40] = [
@@ -76,7 +80,7 @@ const NOT_TEXT: [&str; 40] = [
 ];
 
 impl Kind {
-    /// `None` for a file that is known not to be text; a name that says nothing means plain text.
+    /// `None` for a file that is known not to be text. Unknown and missing extensions mean plain text.
     pub fn of_path(path: &Path) -> Option<Self> {
         let extension = path
             .extension()
@@ -96,7 +100,13 @@ impl Kind {
         }
     }
 
-    /// `None` for a type that is none of ours.
+    /// Whether the name states the type, so that a file of another type is broken.
+    pub fn is_stated(path: &Path) -> bool {
+        let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
+        Self::of_path(path) != Some(Self::Plain) || TEXT.contains(&extension.to_ascii_lowercase().as_str())
+    }
+
+    /// `None` for a media type that cannot be read.
     pub fn of_media_type(media_type: &str) -> Option<Self> {
         let essence = media_type
             .split(';')
@@ -143,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_media_types_say_what_a_file_is() {
+    fn names_and_media_types_decide_the_kind() {
         for (path, kind) in [
             ("a/README.MD", Some(Kind::Markdown)),
             ("page.mdx", Some(Kind::Markdown)),
@@ -167,7 +177,10 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_sorted_so_that_double_entries_show() {
-        assert!(CODE.is_sorted() && NOT_TEXT.is_sorted());
+    fn no_extension_is_listed_twice() {
+        let lists: [&[&str]; 6] = [&MARKDOWN, &HTML, &JSON_LINES, &CODE, &TEXT, &NOT_TEXT];
+        let all: Vec<&str> = lists.concat();
+        let unique: std::collections::HashSet<&str> = all.iter().copied().collect();
+        assert_eq!(all.len(), unique.len());
     }
 }

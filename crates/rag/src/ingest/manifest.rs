@@ -1,8 +1,7 @@
-//! What a source looked like when it was last ingested whole.
+//! The state of a source when it was last ingested completely.
 //!
-//! A manifest is a shortcut and never the truth: it says that nothing needs doing only when the
-//! collection still has as many chunks of the source as were stored. Everything else is found out
-//! from the documents themselves.
+//! A manifest is a shortcut: it is trusted only while the collection still has as many chunks of the
+//! source as were stored. The documents themselves decide everything else.
 
 use ragstone_core::collection::CollectionName;
 use ragstone_core::model::ModelIdentity;
@@ -12,31 +11,32 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::chunk::hex;
+use super::prepare::InputOptions;
 
 const KIND: &str = "ingested";
 const PAGE: usize = 1000;
 /// Raised when the same bytes would be split in another way.
-const SPLITTING: u32 = 5;
+const SPLITTING: u32 = 6;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Manifest {
     /// Absent in what older versions wrote.
     #[serde(default)]
     pub(super) source: String,
-    /// Where the file is on the disk, as [`source_name`](super::walk::source_name) spells it; absent
-    /// for what was no file here.
+    /// Machine and absolute path that it was read from, see [`origin`](super::known::origin); absent
+    /// where it was no file. Older versions wrote the path alone.
     #[serde(default)]
     pub(super) origin: Option<String>,
-    /// Of the bytes, and of everything that decides how they are split.
+    /// Identifies the bytes and all settings that decide how they are split.
     pub(super) fingerprint: String,
-    /// What made the vectors.
+    /// The model that made the vectors.
     pub(super) model: String,
     pub(super) chunks: u64,
     pub(super) documents: u64,
 }
 
 impl Manifest {
-    /// Of a source that is not ingested whole: nothing is the same as it.
+    /// For a source that is not ingested completely; no fingerprint equals it.
     pub(super) fn begun(source: &str, origin: Option<String>, model: &str) -> Self {
         Self {
             source: source.to_owned(),
@@ -49,8 +49,22 @@ impl Manifest {
     }
 }
 
-pub(super) fn fingerprint(bytes_digest: &[u8], kind: &str, chunk_tokens: usize) -> String {
-    format!("{}/{kind}/{chunk_tokens}/{SPLITTING}", hex(bytes_digest))
+pub(super) fn fingerprint(
+    bytes_digest: &[u8],
+    kind: &str,
+    chunk_tokens: usize,
+    options: &InputOptions,
+) -> String {
+    let mut fingerprint = format!("{}/{kind}/{chunk_tokens}/{SPLITTING}", hex(bytes_digest));
+    if options.csv_as_text {
+        fingerprint.push_str("/text");
+    }
+    if !options.metadata.is_empty() {
+        let metadata = serde_json::to_vec(&options.metadata).unwrap_or_default();
+        fingerprint.push('/');
+        fingerprint.push_str(&hex(&Sha256::digest(metadata)));
+    }
+    fingerprint
 }
 
 pub(super) fn model_name(model: &ModelIdentity) -> String {
@@ -76,7 +90,7 @@ pub(super) async fn load(
         .and_then(|record| serde_json::from_slice(&record.value).ok()))
 }
 
-/// All of a collection.
+/// All manifests of a collection.
 pub(super) async fn list(
     records: &dyn Records,
     collection: &CollectionName,

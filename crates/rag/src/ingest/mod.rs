@@ -1,18 +1,19 @@
-//! Ingestion: getting documents in, once, cheaply and resumably.
+//! Ingestion of documents, incremental and resumable.
 //!
-//! A document is read ([`read`], [`rows`]), split into chunks that know where they stand
-//! ([`chunk`]), and compared with what the collection has of it ([`plan`]): only what changed is
-//! embedded, and content that was embedded before, in whatever collection, takes its vector from the
-//! ledger. [`run`] does all of that at once for many documents.
+//! A document is read ([`read`], [`rows`]), split into chunks ([`chunk`]) and compared with the
+//! collection ([`plan`]). Only changed chunks are embedded, and content that was embedded before, in
+//! any collection, takes its vector from the ledger. [`run`] does this for many documents in a
+//! pipeline.
 //!
-//! The collection itself is the truth about what was ingested. A run that is broken off at any
-//! moment is continued by making it again.
+//! The collection itself is the truth about what was ingested. Repeating an interrupted run continues
+//! it.
 
 pub mod chunk;
 mod edits;
 mod embed;
 mod front_matter;
 pub mod kind;
+pub mod known;
 mod manifest;
 pub mod outline;
 mod pieces;
@@ -31,8 +32,9 @@ mod tests;
 
 pub use chunk::{Chunk, Splitter};
 pub use kind::{Kind, UNKNOWN_TYPE};
-pub use prepare::{Content, Earlier, FileRows, Input, ROWS_STAY, chunks_of};
-pub use prune::Ingested;
-pub use read::{IsolatedReader, ReadOptions, Unreadable};
+pub use known::KnownFiles;
+pub use prepare::{Content, Earlier, FileRows, Input, InputOptions, ROWS_STAY, each_chunk};
+pub use prune::IngestedSource;
+pub use read::{DocumentReader, IsolatedReader, ReadOptions, Unreadable};
 pub use report::{Progress, Report};
 pub use run::{IngestTarget, Ingestion, Prepared, chunk_tokens};

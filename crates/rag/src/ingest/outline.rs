@@ -3,11 +3,12 @@
 use std::ops::Range;
 
 use pulldown_cmark::{Event, HeadingLevel, OffsetIter, Options, Parser, Tag, TagEnd};
+use ragstone_core::document::Metadata;
 
 use super::edits::Edits;
 use super::front_matter::front_matter;
 
-/// What a piece of a document is.
+/// The type of a piece of a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DocType {
     Heading,
@@ -29,26 +30,28 @@ impl DocType {
     }
 }
 
-/// A heading with what stands under it, up to the next heading of any level.
+/// A heading and the text under it, up to the next heading of any level.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Section {
-    /// 1 to 6; 0 for what stands before the first heading.
+pub struct MarkdownSection {
+    /// 1 to 6; 0 for text before the first heading.
     pub level: usize,
     pub heading: String,
     pub range: Range<usize>,
-    /// Its top-level blocks, the heading first where there is one.
+    /// Its top-level blocks, beginning with the heading.
     pub blocks: Vec<(DocType, Range<usize>)>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Outline {
-    /// From the block of metadata at the top of the text.
+    /// Title in the front matter.
     pub title: Option<String>,
+    /// Other fields of the front matter.
+    pub metadata: Metadata,
     /// Those that have any block, in order; their ranges do not overlap.
-    pub sections: Vec<Section>,
+    pub sections: Vec<MarkdownSection>,
 }
 
-/// The text as Markdown, with where each event stands in it.
+/// Markdown events with their ranges in the text.
 pub(super) fn events(markdown: &str) -> OffsetIter<'_> {
     let options = Options::ENABLE_TABLES
         | Options::ENABLE_TASKLISTS
@@ -61,6 +64,7 @@ pub fn outline(markdown: &str) -> Outline {
     let front = front_matter(markdown);
     let mut outline = Outline {
         title: front.title,
+        metadata: front.metadata,
         sections: Vec::new(),
     };
     let mut depth = 0usize;
@@ -99,7 +103,7 @@ pub fn outline(markdown: &str) -> Outline {
     outline
 }
 
-/// Comments, which whoever reads the page does not see.
+/// Edits that remove comments.
 pub(super) fn comments(markdown: &str) -> Edits {
     const OPEN: &str = "<!--";
     if !markdown.contains(OPEN) {
@@ -114,7 +118,7 @@ pub(super) fn comments(markdown: &str) -> Edits {
         let mut at = range.start;
         while let Some(start) = markdown[at..range.end].find(OPEN).map(|start| at + start) {
             let inside = start + OPEN.len();
-            // One that is never closed would take the rest of the text with it.
+            // An unclosed comment must not swallow the rest of the text.
             let Some(end) = markdown[inside..range.end].find("-->") else {
                 break;
             };
@@ -128,7 +132,7 @@ pub(super) fn comments(markdown: &str) -> Edits {
 fn open(outline: &mut Outline, tag: &Tag<'_>, range: &Range<usize>) {
     let kind = match tag {
         Tag::Heading { level, .. } => {
-            outline.sections.push(Section {
+            outline.sections.push(MarkdownSection {
                 level: level_number(*level),
                 heading: String::new(),
                 range: range.clone(),
@@ -142,7 +146,7 @@ fn open(outline: &mut Outline, tag: &Tag<'_>, range: &Range<usize>) {
         _ => DocType::Paragraph,
     };
     if outline.sections.is_empty() {
-        outline.sections.push(Section {
+        outline.sections.push(MarkdownSection {
             level: 0,
             heading: String::new(),
             range: range.clone(),
@@ -160,8 +164,8 @@ fn close(outline: &mut Outline, end: &TagEnd, text: Option<String>) {
     }
 }
 
-/// A section reaches to where the next begins, so that nothing between blocks is lost.
-fn end_sections(sections: &mut [Section], end: usize) {
+/// Extends every section to the beginning of the next, so that no text between blocks is lost.
+fn end_sections(sections: &mut [MarkdownSection], end: usize) {
     let starts: Vec<usize> = sections
         .iter()
         .skip(1)

@@ -1,4 +1,4 @@
-//! Where a text is cut.
+//! Cutting a text into pieces of at most the chunk size.
 
 use std::ops::Range;
 
@@ -11,19 +11,19 @@ use super::outline::DocType;
 /// A section of a Markdown text.
 pub(super) struct Passage<'a> {
     pub(super) text: &'a str,
-    /// Where it begins in the whole text, as `blocks` and `edits` count.
+    /// Offset in the whole text, which `blocks` and `edits` refer to.
     pub(super) offset: usize,
     pub(super) blocks: &'a [(DocType, Range<usize>)],
     pub(super) edits: &'a Edits,
 }
 
-pub(super) struct Piece {
-    /// Where it was cut from, in its passage.
+pub(super) struct TextPiece {
+    /// Range in its passage.
     pub(super) range: Range<usize>,
     pub(super) text: String,
 }
 
-impl Piece {
+impl TextPiece {
     fn of(text: &str, range: Range<usize>) -> Self {
         Self {
             text: text[range.clone()].to_owned(),
@@ -35,7 +35,7 @@ impl Piece {
 /// A piece before its edits.
 enum Cut {
     Slice(Range<usize>),
-    /// Of a block that is repeated in part around each of its pieces.
+    /// A piece of a code block or table, with the fences or the header repeated.
     Framed(Range<usize>, String),
 }
 
@@ -46,19 +46,25 @@ impl Splitter {
         ranges.into_iter().map(|range| &text[range]).collect()
     }
 
-    pub(super) fn text_pieces(&self, text: &str) -> Vec<Piece> {
+    pub(super) fn text_pieces(&self, text: &str) -> Vec<TextPiece> {
         let ranges = self.text_ranges(text, self.chunk_tokens);
-        ranges.into_iter().map(|range| Piece::of(text, range)).collect()
+        ranges
+            .into_iter()
+            .map(|range| TextPiece::of(text, range))
+            .collect()
     }
 
-    /// Those of source code, whose first line keeps what it is indented by.
-    pub(super) fn code_pieces(&self, code: &str) -> Vec<Piece> {
+    /// The pieces of source code, whose first lines keep their indentation.
+    pub(super) fn code_pieces(&self, code: &str) -> Vec<TextPiece> {
         let ranges = self.code_ranges(code, self.chunk_tokens);
-        ranges.into_iter().map(|range| Piece::of(code, range)).collect()
+        ranges
+            .into_iter()
+            .map(|range| TextPiece::of(code, range))
+            .collect()
     }
 
     fn text_ranges(&self, text: &str, room: usize) -> Vec<Range<usize>> {
-        // No more tokens than bytes: what is that short needs no counting.
+        // A text has no more tokens than bytes.
         if text.len() <= room {
             return Some(trimmed(text, 0..text.len()))
                 .filter(|range| !range.is_empty())
@@ -67,7 +73,7 @@ impl Splitter {
         }
         let splitter = TextSplitter::new(ChunkConfig::new(room).with_sizer(&self.sizer));
         let mut ranges = Vec::new();
-        for (start, window) in windows(text, self.window()) {
+        for (start, window) in self.windows(text) {
             let found = splitter.chunk_indices(window);
             ranges.extend(found.map(|(at, piece)| start + at..start + at + piece.len()));
         }
@@ -87,9 +93,9 @@ impl Splitter {
         ranges
     }
 
-    /// The pieces of a section of Markdown. The heading stays with what follows it, however long that
-    /// is; of code and tables that are longer than a piece, each piece is whole in itself.
-    pub(super) fn markdown_pieces(&self, passage: &Passage<'_>) -> Vec<Piece> {
+    /// The pieces of a Markdown section. The heading stays with the text that follows it. Pieces of a long
+    /// code block or table are complete blocks themselves.
+    pub(super) fn markdown_pieces(&self, passage: &Passage<'_>) -> Vec<TextPiece> {
         let Passage {
             text, offset, blocks, ..
         } = *passage;
@@ -133,21 +139,21 @@ impl Splitter {
             put_heading(passage, body, &mut cuts);
         }
         let pieces = cuts.into_iter().map(|cut| match cut {
-            Cut::Slice(range) => Piece {
+            Cut::Slice(range) => TextPiece {
                 text: passage.as_read(range.clone()),
                 range,
             },
-            Cut::Framed(range, text) => Piece { range, text },
+            Cut::Framed(range, text) => TextPiece { range, text },
         });
         pieces.filter(|piece| !piece.text.is_empty()).collect()
     }
 
-    /// Cuts what needs no frame. Marks that were cut off from what they belong to go with what
-    /// follows, or nowhere if there is no room: alone they say nothing.
+    /// Cuts text outside of code blocks and tables. Markup that was cut off from its text joins the next
+    /// piece, or is dropped if there is no room.
     fn cut_run(&self, text: &str, run: Range<usize>, room: usize, cuts: &mut Vec<Cut>) {
         let splitter = MarkdownSplitter::new(ChunkConfig::new(room).with_sizer(&self.sizer));
         let mut mark: Option<usize> = None;
-        for (start, window) in windows(&text[run.clone()], self.window()) {
+        for (start, window) in self.windows(&text[run.clone()]) {
             for (at, piece) in splitter.chunk_indices(window) {
                 let start = run.start + start + at;
                 let end = start + piece.len();
@@ -189,7 +195,7 @@ impl Splitter {
         Some(framed.collect())
     }
 
-    /// As many rows as fit below the head of the table, again and again.
+    /// Groups of rows, each below the header of the table.
     fn framed_table(
         &self,
         passage: &Passage<'_>,
@@ -238,15 +244,15 @@ impl Splitter {
         Some(framed.collect())
     }
 
-    /// The splitter looks at all that is left for every piece it cuts, so it gets long texts in
-    /// parts: many times as long as a chunk, and short enough for that not to matter.
-    fn window(&self) -> usize {
+    /// The splitter scans the rest of the text for every piece, so that long texts are split in windows
+    /// of many chunks each.
+    pub(super) fn window(&self) -> usize {
         self.chunk_tokens * 128
     }
 }
 
 impl Passage<'_> {
-    /// A part of it, without what only the file needs.
+    /// A range of it with the edits applied.
     fn as_read(&self, range: Range<usize>) -> String {
         let text = self.edits.applied(self.offset + range.start, &self.text[range]);
         text.trim().to_owned()
@@ -257,7 +263,7 @@ fn put_heading(passage: &Passage<'_>, body: usize, cuts: &mut Vec<Cut>) {
     let heading = || passage.as_read(0..body);
     match cuts.first_mut() {
         Some(Cut::Slice(range)) if passage.text[body..range.start].trim().is_empty() => range.start = 0,
-        // Marks for which there was no room stood between.
+        // Markup was dropped between them.
         Some(Cut::Slice(range)) => {
             let text = format!("{}\n\n{}", heading(), passage.as_read(range.clone()));
             cuts[0] = Cut::Framed(0..range.end, text);
@@ -270,7 +276,7 @@ fn put_heading(passage: &Passage<'_>, body: usize, cuts: &mut Vec<Cut>) {
     }
 }
 
-/// Nothing but marks of Markdown.
+/// Whether a piece is only markup.
 fn is_mark(piece: &str) -> bool {
     piece
         .chars()
@@ -283,9 +289,9 @@ fn trimmed(text: &str, range: Range<usize>) -> Range<usize> {
     start..start + piece.trim().len()
 }
 
-/// Cuts a text that is much longer than `size` where it hurts least: between paragraphs, lines,
-/// sentences, words, and only then anywhere.
-fn windows(text: &str, size: usize) -> Vec<(usize, &str)> {
+/// Cuts a text that is much longer than `size` between paragraphs, lines, sentences or words, and only
+/// then anywhere.
+pub(super) fn windows(text: &str, size: usize) -> Vec<(usize, &str)> {
     let mut windows = Vec::new();
     let mut start = 0;
     while text.len() - start > 2 * size {

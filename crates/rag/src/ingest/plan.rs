@@ -1,4 +1,4 @@
-//! What is to be done so that a collection has the chunks it should have.
+//! The changes that give a collection the chunks of a document.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,27 +13,27 @@ use super::report::{ChunkCounts, DocumentCounts};
 
 const PAGE: usize = 1000;
 
-/// Chunks that are in the collection: what is known of each, by its id.
+/// Metadata of chunks in the collection, by id.
 pub type Existing = HashMap<DocumentId, Metadata>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change {
+pub enum ChunkChange {
     Added,
     Changed,
 }
 
 #[derive(Debug, Default)]
-pub struct Plan {
-    pub store: Vec<(Change, Chunk)>,
+pub struct ChunkPlan {
+    pub store: Vec<(ChunkChange, Chunk)>,
     pub unchanged: u64,
     pub remove: Vec<DocumentId>,
-    /// Hashes of content that is no longer there once this is done.
+    /// Hashes of content that no chunk of the document has after the changes.
     pub gone: Vec<String>,
 }
 
-impl Plan {
-    /// Compares what should be there with what is. What is `outdated` is stored anew though it is the
-    /// same, because its vector is of another model. An id that two of the chunks have is an error.
+impl ChunkPlan {
+    /// Compares the chunks of a document with the collection. `outdated` chunks are stored again, because
+    /// their vectors are of another model. An id of two chunks is an error.
     pub fn new(
         chunks: Vec<Chunk>,
         mut existing: Existing,
@@ -44,19 +44,19 @@ impl Plan {
         let mut gone = Vec::new();
         let mut planned = HashSet::with_capacity(chunks.len());
         for chunk in chunks {
-            // Of two chunks with one id the store would keep one and say nothing.
+            // The store would keep only one of two chunks with the same id.
             if !planned.insert(chunk.document.id.clone()) {
                 return Err(chunk.document.id);
             }
             let is_current = !outdated.contains(&chunk.document.id);
             match existing.remove(&chunk.document.id) {
-                None => plan.store.push((Change::Added, chunk)),
+                None => plan.store.push((ChunkChange::Added, chunk)),
                 Some(there) if is_current && there == chunk.document.metadata => {
                     plan.unchanged += 1;
                 }
                 Some(there) => {
                     gone.extend(hash_of(&there));
-                    plan.store.push((Change::Changed, chunk));
+                    plan.store.push((ChunkChange::Changed, chunk));
                 }
             }
         }
@@ -75,15 +75,15 @@ impl Plan {
     pub fn counts(&self) -> ChunkCounts {
         let count = |wanted| self.store.iter().filter(|(change, _)| *change == wanted).count() as u64;
         ChunkCounts {
-            added: count(Change::Added),
-            changed: count(Change::Changed),
+            added: count(ChunkChange::Added),
+            changed: count(ChunkChange::Changed),
             unchanged: self.unchanged,
             removed: self.remove.len() as u64,
             ..ChunkCounts::default()
         }
     }
 
-    /// How one document counts: new where nothing of it was there.
+    /// Counts of the document itself.
     pub fn document(&self) -> DocumentCounts {
         let counts = self.counts();
         let was_there = counts.changed + counts.unchanged + counts.removed > 0;
@@ -104,7 +104,7 @@ fn hash_of(metadata: &Metadata) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// What ingestion made of a source; documents that somebody added by hand have no such hash.
+/// Chunks of a source. Documents that were added otherwise have no content hash.
 pub fn of_source(source: &str) -> Filter {
     Filter::All(vec![
         Filter::equals(keys::SOURCE, Scalar::Text(source.into())),
@@ -115,7 +115,7 @@ pub fn of_source(source: &str) -> Filter {
     ])
 }
 
-/// Whether ingestion made this of a source, see [`of_source`].
+/// Whether a document is a chunk of the source, see [`of_source`].
 pub fn is_of_source(metadata: &Metadata, source: &str) -> bool {
     metadata.get(keys::SOURCE).and_then(Value::as_str) == Some(source)
         && metadata.contains_key(keys::CONTENT_HASH)
@@ -126,7 +126,7 @@ pub async fn count(store: &dyn Storage, name: &CollectionName, filter: &Filter) 
     Ok(store.documents(name, filter, page).await?.total)
 }
 
-/// Visits what matches, page by page.
+/// Visits matching documents, page by page.
 pub async fn each(
     store: &dyn Storage,
     name: &CollectionName,

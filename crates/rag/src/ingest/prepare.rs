@@ -1,12 +1,12 @@
-//! Reading, splitting and planning, on a thread of its own, ahead of the embedding.
+//! The first stage of a run: reading, splitting and planning, on a thread of its own.
 
 mod incoming;
 mod rows;
 
 use std::collections::{BTreeMap, HashSet};
-use std::io::{Cursor, Read};
+use std::io::Read;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use ragstone_core::collection::CollectionName;
@@ -20,46 +20,76 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 pub use self::rows::{FileRows, ROWS_STAY};
-use self::rows::{RowKeys, row_chunks};
-use super::chunk::{Chunk, Origin, Splitter};
+use self::rows::{MAX_REPEATED_BYTES, RowContent, RowKeys, replaced_fields, row_chunks};
+use super::chunk::{Chunk, DocumentInfo, Splitter, keys};
 use super::kind::Kind;
 use super::manifest::{self, Manifest};
-use super::plan::{self, Change, Existing, Plan};
-use super::read::{self, ReadOptions, Unreadable};
+use super::plan::{self, ChunkChange, ChunkPlan, Existing};
+use super::read::{self, DocumentReader, ReadOptions, Unreadable};
 use super::report::{ChunkCounts, DocumentCounts, Progress};
-use super::rows::rows as read_rows;
-use super::walk::{is_gone, path_of, source_name};
+use super::rows::{MAX_METADATA_BYTES, metadata_bytes, rows as read_rows};
 
-/// Something to be ingested.
+/// A document, or a file of rows, to be ingested.
 pub struct Input {
     pub source: String,
-    /// Where the file is, absolute, whatever it is called here; absent for what is no file.
-    pub origin: Option<PathBuf>,
     pub kind: Kind,
     pub content: Content,
+    pub options: InputOptions,
+}
+
+/// Properties of a document that are given beside it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct InputOptions {
+    /// Machine and absolute path that it was read from, see [`origin`](super::known::origin).
+    #[serde(default)]
+    pub origin: Option<String>,
+    /// Metadata of every chunk. Fields of the document itself take precedence.
+    #[serde(default)]
+    pub metadata: Metadata,
+    /// Store the cells of a CSV file as strings.
+    #[serde(default)]
+    pub csv_as_text: bool,
 }
 
 pub enum Content {
     /// Read when its turn comes.
     File(PathBuf),
     Memory(Vec<u8>),
-    /// Rows that arrive as they are made; what is not among them is not taken for gone.
+    /// Rows that arrive as they are made. Rows that are missing are not removed.
     Stream(Box<dyn Read + Send>),
-    /// Some of the rows of a source, the others being elsewhere.
+    /// Some rows of a source. The others are in other parts.
     Part(Vec<u8>, Earlier),
 }
 
-/// What a part of a file has to know of the parts before it.
+/// Context of a part of a file: the parts before it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Earlier {
-    /// How many lines they have.
+    /// Number of their lines.
     pub lines: u64,
-    /// Rows of this part that came before: what they are known by, and how often they came.
+    /// Rows of this part that came before: their keys, and how often they came.
     pub rows: BTreeMap<String, u32>,
 }
 
 impl Content {
-    /// How much there is to be read, where that is known.
+    /// Everything, where it is not too much.
+    fn read(self, options: &ReadOptions) -> std::io::Result<Result<Vec<u8>, Unreadable>> {
+        let mut bytes = Vec::new();
+        match self {
+            Self::File(path) => {
+                if let Err(too_large) = read::check_size(std::fs::metadata(&path)?.len(), options) {
+                    return Ok(Err(too_large));
+                }
+                bytes = std::fs::read(&path)?;
+            }
+            Self::Memory(memory) | Self::Part(memory, _) => bytes = memory,
+            Self::Stream(reader) => {
+                reader.take(options.max_bytes + 1).read_to_end(&mut bytes)?;
+            }
+        }
+        Ok(Ok(bytes))
+    }
+
+    /// Size, where it is known.
     fn bytes(&self) -> u64 {
         match self {
             Self::File(path) => std::fs::metadata(path).map_or(0, |about| about.len()),
@@ -69,15 +99,15 @@ impl Content {
     }
 }
 
-/// What the later stages do, in this order.
-pub(super) enum Step {
-    Store(Change, Box<Chunk>),
-    /// Everything of a document, or of a group of rows, was handed over before.
-    Finish(Box<Finish>),
+/// Work for the later stages, in this order.
+pub(super) enum PipelineStep {
+    Store(ChunkChange, Box<Chunk>),
+    /// All chunks of a document, or of a group of rows, came before.
+    Finish(Box<FinishedSource>),
 }
 
 #[derive(Default)]
-pub(super) struct Finish {
+pub(super) struct FinishedSource {
     pub(super) source: String,
     pub(super) remove: Vec<DocumentId>,
     pub(super) gone: Vec<String>,
@@ -95,16 +125,16 @@ pub(super) struct Preparation {
     pub(super) model: String,
     pub(super) splitter: Splitter,
     pub(super) chunk_tokens: usize,
-    pub(super) read: ReadOptions,
+    pub(super) reader: DocumentReader,
     pub(super) progress: Arc<Progress>,
     pub(super) runtime: Handle,
-    pub(super) steps: mpsc::Sender<Step>,
+    pub(super) steps: mpsc::Sender<PipelineStep>,
 }
 
-/// Why preparing ends before the last input.
+/// The reason that preparing ends before the last input.
 pub(super) enum Stop {
-    /// Nobody wants the rest.
-    Unwanted,
+    /// The run was dropped.
+    Cancelled,
     Store(StorageError),
 }
 
@@ -114,7 +144,7 @@ impl From<StorageError> for Stop {
     }
 }
 
-/// Why one input is not ingested; the others are.
+/// The reason that one input is not ingested.
 enum Refused {
     Unreadable(String),
     Stop(Stop),
@@ -147,47 +177,51 @@ impl From<Stop> for Refused {
     }
 }
 
-/// The chunks of a document, without looking at any collection. Of a file of rows, those that cannot
-/// be read are reported and the others are there.
-pub fn chunks_of(
-    input: &Input,
+/// Visits the chunks of a document without looking at any collection. Rows that cannot be read are
+/// reported to `bad_row`.
+pub fn each_chunk(
+    input: Input,
     splitter: &Splitter,
-    options: &ReadOptions,
+    reader: &mut DocumentReader,
+    visit: &mut dyn FnMut(Chunk) -> std::io::Result<()>,
     bad_row: &mut dyn FnMut(String),
-) -> Result<Vec<Chunk>, Unreadable> {
-    let unreadable = |error: std::io::Error| Unreadable::new(error.to_string());
-    let read_file;
-    let bytes = match &input.content {
-        Content::File(path) => {
-            read::check_size(std::fs::metadata(path).map_err(unreadable)?.len(), options)?;
-            read_file = std::fs::read(path).map_err(unreadable)?;
-            &read_file
-        }
-        Content::Memory(bytes) | Content::Part(bytes, _) => bytes,
-        Content::Stream(_) => return Err(Unreadable::new("a stream cannot be looked at before it is read")),
-    };
-    if input.kind.is_rows() {
-        let mut keys = RowKeys::default();
-        let mut chunks = Vec::new();
-        for row in read_rows(input.kind, Cursor::new(bytes.clone()), options.max_row_bytes) {
-            match row.and_then(|row| row_chunks(splitter, &input.source, &keys.key(&row)?, &row)) {
-                Ok(of_row) => chunks.extend(of_row),
-                Err(bad) => bad_row(bad.to_string()),
-            }
-        }
-        return Ok(chunks);
+) -> Result<(), Unreadable> {
+    let failed = |error: std::io::Error| Unreadable::new(error.to_string());
+    if !input.kind.is_rows() {
+        let bytes = input.content.read(&reader.options).map_err(failed)??;
+        let text = reader.read(input.kind, bytes)?;
+        let info = document_info(&input.source, input.options.metadata);
+        return splitter
+            .split(&info, &text)
+            .into_iter()
+            .try_for_each(visit)
+            .map_err(failed);
     }
-    let text = read::read(input.kind, bytes, options)?;
-    Ok(splitter.split(&origin(&input.source), &text))
+    let max_row_bytes = reader.options.max_row_bytes;
+    let RowContent { reader, types, .. } =
+        RowContent::open(input.content, input.kind, &input.options, max_row_bytes).map_err(failed)?;
+    let mut keys = RowKeys::default();
+    for row in read_rows(input.kind, reader, max_row_bytes, types) {
+        let chunks = row.and_then(|row| {
+            let row = row.with_defaults(&input.options.metadata);
+            row_chunks(splitter, &input.source, &keys.key(&row)?, &row)
+        });
+        match chunks {
+            Ok(chunks) => chunks.into_iter().try_for_each(&mut *visit).map_err(failed)?,
+            Err(bad) => bad_row(bad.to_string()),
+        }
+    }
+    Ok(())
 }
 
-fn origin(source: &str) -> Origin {
+fn document_info(source: &str, metadata: Metadata) -> DocumentInfo {
     let name = source.rsplit('/').next().unwrap_or(source);
     let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
     let title = if stem.is_empty() { name } else { stem };
-    Origin {
+    DocumentInfo {
         source: source.to_owned(),
         fallback_title: title.to_owned(),
+        metadata,
     }
 }
 
@@ -196,11 +230,11 @@ impl Preparation {
         while let Some(input) = inputs.blocking_recv() {
             let source = input.source.clone();
             let bytes = input.content.bytes();
-            // Parsers meet here what nobody thought of; one such document must not end the run.
+            // A parser that panics must not end the run.
             let prepared = catch_unwind(AssertUnwindSafe(|| self.prepare(input)));
             let gave_up = || {
                 Err(Refused::Unreadable(
-                    "it cannot be read: the parser gave up on it".to_owned(),
+                    "it cannot be read: the parser failed".to_owned(),
                 ))
             };
             match prepared.unwrap_or_else(|_| gave_up()) {
@@ -222,29 +256,18 @@ impl Preparation {
         if input.kind.is_rows() {
             return self.prepare_rows(input);
         }
-        let bytes = match input.content {
-            Content::File(path) => {
-                read::check_size(std::fs::metadata(&path)?.len(), &self.read)?;
-                std::fs::read(&path)?
-            }
-            Content::Memory(bytes) | Content::Part(bytes, _) => bytes,
-            Content::Stream(reader) => {
-                let mut bytes = Vec::new();
-                reader.take(self.read.max_bytes + 1).read_to_end(&mut bytes)?;
-                bytes
-            }
-        };
+        let bytes = input.content.read(&self.reader.options)??;
         let size = bytes.len() as u64;
-        let fingerprint = self.fingerprint(&Sha256::digest(&bytes), input.kind);
+        let fingerprint = self.fingerprint(&Sha256::digest(&bytes), input.kind, &input.options);
         let before = self.before(&input.source)?;
-        before.check_origin(input.origin.as_deref())?;
-        let on_disk = input.origin.as_deref().map(source_name);
+        let InputOptions { origin, metadata, .. } = input.options;
         if before.is_current(&fingerprint, &self.model) {
-            return Ok(self.send_unchanged(&input.source, on_disk, before, size)?);
+            return Ok(self.send_unchanged(&input.source, origin, before, size)?);
         }
-        let text = read::read(input.kind, &bytes, &self.read)?;
-        drop(bytes);
-        let chunks = self.splitter.split(&origin(&input.source), &text);
+        let text = self.reader.read(input.kind, bytes)?;
+        let info = document_info(&input.source, metadata);
+        let chunks = self.splitter.split(&info, &text);
+        self.check_metadata(&info, &chunks)?;
         let existing = self.existing(&input.source, before.chunks)?;
         let outdated = self.outdated(existing.keys().cloned().collect())?;
         let total = chunks.len() as u64;
@@ -252,11 +275,11 @@ impl Preparation {
             self.progress
                 .update(|report| report.warn(&input.source, "it has no text"));
         }
-        let plan = Plan::new(chunks, existing, &outdated)
-            .map_err(|id| Unreadable::new(format!("two parts of it would be document '{id}'")))?;
+        let plan = ChunkPlan::new(chunks, existing, &outdated)
+            .map_err(|id| Unreadable::new(format!("two of its chunks have the same id '{id}'")))?;
         let manifest = Manifest {
             source: input.source.clone(),
-            origin: on_disk,
+            origin,
             fingerprint,
             model: self.model.clone(),
             chunks: total,
@@ -264,21 +287,42 @@ impl Preparation {
         };
         let mut documents = plan.document();
         if before.manifest.is_none() && total == 0 && documents.unchanged == 1 {
-            // A document without any text is new like any other when it is first seen.
+            // A document without text counts as added when it is first seen.
             (documents.added, documents.unchanged) = (1, 0);
         }
         Ok(self.send_plan(&input.source, plan, documents, Some(manifest), size)?)
     }
 
+    /// Every chunk repeats the metadata, and all chunks of a document are in memory together.
+    fn check_metadata(&self, info: &DocumentInfo, chunks: &[Chunk]) -> Result<(), Unreadable> {
+        let Some(first) = chunks.first() else {
+            return Ok(());
+        };
+        let bytes = metadata_bytes(&first.document.metadata);
+        if bytes > MAX_METADATA_BYTES || bytes.saturating_mul(chunks.len()) > MAX_REPEATED_BYTES {
+            return Err(Unreadable::new(format!(
+                "its metadata has {bytes} bytes, which each of its {} chunks repeats",
+                chunks.len()
+            )));
+        }
+        let replaced = |name: &&&str| **name != keys::TITLE && info.metadata.contains_key(**name);
+        let replaced: Vec<&str> = keys::ALL.iter().filter(replaced).copied().collect();
+        if !replaced.is_empty() {
+            let warning = replaced_fields(&replaced);
+            self.progress.update(|report| report.warn(&info.source, warning));
+        }
+        Ok(())
+    }
+
     fn send_plan(
         &mut self,
         source: &str,
-        plan: Plan,
+        plan: ChunkPlan,
         documents: DocumentCounts,
         manifest: Option<Manifest>,
         bytes: u64,
     ) -> Result<(), Stop> {
-        let finish = Finish {
+        let finish = FinishedSource {
             source: source.to_owned(),
             chunks: plan.counts(),
             remove: plan.remove,
@@ -288,9 +332,9 @@ impl Preparation {
             bytes,
         };
         for (change, chunk) in plan.store {
-            self.send(Step::Store(change, Box::new(chunk)))?;
+            self.send(PipelineStep::Store(change, Box::new(chunk)))?;
         }
-        self.send(Step::Finish(Box::new(finish)))
+        self.send(PipelineStep::Finish(Box::new(finish)))
     }
 
     fn send_unchanged(
@@ -301,7 +345,7 @@ impl Preparation {
         bytes: u64,
     ) -> Result<(), Stop> {
         let documents = before.manifest.as_ref().map_or(1, |manifest| manifest.documents);
-        // A checkout that was moved is at its new place from now on.
+        // A folder that was moved is found at its new path from now on.
         let moved = before
             .manifest
             .filter(|manifest| origin.is_some() && (manifest.origin != origin || manifest.source != source))
@@ -310,7 +354,7 @@ impl Preparation {
                 origin,
                 ..manifest
             });
-        self.send(Step::Finish(Box::new(Finish {
+        self.send(PipelineStep::Finish(Box::new(FinishedSource {
             source: source.to_owned(),
             documents: DocumentCounts {
                 unchanged: documents,
@@ -322,16 +366,16 @@ impl Preparation {
             },
             manifest: moved,
             bytes,
-            ..Finish::default()
+            ..FinishedSource::default()
         })))
     }
 
-    fn send(&self, step: Step) -> Result<(), Stop> {
-        self.steps.blocking_send(step).map_err(|_| Stop::Unwanted)
+    fn send(&self, step: PipelineStep) -> Result<(), Stop> {
+        self.steps.blocking_send(step).map_err(|_| Stop::Cancelled)
     }
 
-    fn fingerprint(&self, digest: &[u8], kind: Kind) -> String {
-        manifest::fingerprint(digest, kind.name(), self.chunk_tokens)
+    fn fingerprint(&self, digest: &[u8], kind: Kind, options: &InputOptions) -> String {
+        manifest::fingerprint(digest, kind.name(), self.chunk_tokens, options)
     }
 
     fn before(&self, source: &str) -> Result<Before, StorageError> {
@@ -342,7 +386,7 @@ impl Preparation {
         })
     }
 
-    /// What the collection has of a source.
+    /// The chunks of a source in the collection.
     fn existing(&self, source: &str, was_there: u64) -> Result<Existing, StorageError> {
         let mut existing = Existing::new();
         if was_there > 0 {
@@ -353,7 +397,7 @@ impl Preparation {
         Ok(existing)
     }
 
-    /// Those of these documents whose vectors are of another model, or of another version of it.
+    /// Those of the documents whose vectors are of another model or version.
     fn outdated(&self, ids: Vec<DocumentId>) -> Result<HashSet<DocumentId>, StorageError> {
         if ids.is_empty() {
             return Ok(HashSet::new());
@@ -380,43 +424,13 @@ impl Preparation {
     }
 }
 
-/// What is known of a source before it is read.
+/// The state of a source before it is read.
 struct Before {
     manifest: Option<Manifest>,
     chunks: u64,
 }
 
 impl Before {
-    /// Two files must not take turns in replacing each other under one name. A file that is no longer
-    /// where it was gives its name to the one that is there now, and so does one of which nothing is
-    /// left, because its documents were deleted, or the collection.
-    fn check_origin(&self, origin: Option<&Path>) -> Result<(), Unreadable> {
-        if self.chunks == 0 {
-            return Ok(());
-        }
-        let known = self
-            .manifest
-            .as_ref()
-            .and_then(|manifest| manifest.origin.as_deref());
-        let (Some(known), Some(origin)) = (known.map(path_of), origin) else {
-            return Ok(());
-        };
-        if known == origin || is_gone(&known) {
-            return Ok(());
-        }
-        let same = |one: &Path, other: &Path| {
-            std::fs::canonicalize(one)
-                .is_ok_and(|one| std::fs::canonicalize(other).is_ok_and(|other| one == other))
-        };
-        if same(&known, origin) {
-            return Ok(());
-        }
-        Err(Unreadable::new(format!(
-            "it would replace what was ingested under the same name from {}; give --as NAME to keep them apart",
-            known.display()
-        )))
-    }
-
     fn is_current(&self, fingerprint: &str, model: &str) -> bool {
         self.manifest.as_ref().is_some_and(|manifest| {
             manifest.fingerprint == fingerprint && manifest.model == model && manifest.chunks == self.chunks

@@ -1,43 +1,55 @@
-//! Removing what vanished from where it was read.
+//! Sources of a collection: listing and removing them.
 
-use std::path::PathBuf;
+use std::collections::HashSet;
 
 use ragstone_core::collection::CollectionName;
 use ragstone_core::storage::Selection;
+use serde::{Deserialize, Serialize};
 
+use super::chunk::keys;
 use super::manifest;
 use super::plan;
 use super::report::Progress;
 use super::run::Ingestion;
-use super::walk;
 use crate::error::ServiceError;
 
-/// What was ingested under one name.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ingested {
+/// A source that was ingested into a collection.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IngestedSource {
     pub source: String,
-    /// Where its file was; absent for what was no file of this machine.
-    pub origin: Option<PathBuf>,
+    /// Machine and absolute path that it was read from; absent where it was no file.
+    pub origin: Option<String>,
+    /// Whether it has no documents, because it has no text.
+    #[serde(default)]
+    pub empty: bool,
 }
 
 impl Ingestion {
-    /// What was ingested into a collection, by name. What somebody added by hand is not among it.
-    pub async fn ingested(&self, collection: &CollectionName) -> Result<Vec<Ingested>, ServiceError> {
+    /// Sources that were ingested into a collection, by name. Documents that were added otherwise have
+    /// no source here, and sources whose documents were deleted are left out.
+    pub async fn sources(&self, collection: &CollectionName) -> Result<Vec<IngestedSource>, ServiceError> {
+        let stored = self
+            .service
+            .store
+            .metadata_values(collection, keys::SOURCE)
+            .await?;
+        let stored: HashSet<&str> = stored.iter().filter_map(|value| value.as_str()).collect();
         let manifests = manifest::list(self.records.as_ref(), collection).await?;
-        let mut ingested: Vec<Ingested> = manifests
+        let mut sources: Vec<IngestedSource> = manifests
             .into_iter()
             .filter(|manifest| !manifest.source.is_empty())
-            .map(|manifest| Ingested {
-                origin: manifest.origin.as_deref().map(walk::path_of),
+            .filter(|manifest| manifest.chunks == 0 || stored.contains(manifest.source.as_str()))
+            .map(|manifest| IngestedSource {
+                empty: !stored.contains(manifest.source.as_str()),
+                origin: manifest.origin,
                 source: manifest.source,
             })
             .collect();
-        ingested.sort_by(|one, other| one.source.cmp(&other.source));
-        Ok(ingested)
+        sources.sort_by(|one, other| one.source.cmp(&other.source));
+        Ok(sources)
     }
 
-    /// Forgets what was ingested into a collection that is no longer there, so that one of the same name
-    /// begins anew.
+    /// Forgets the sources of a deleted collection, so that one of the same name starts empty.
     pub async fn forget_collection(&self, collection: &CollectionName) -> Result<(), ServiceError> {
         for manifests in manifest::list(self.records.as_ref(), collection)
             .await?
@@ -51,8 +63,8 @@ impl Ingestion {
         Ok(())
     }
 
-    /// Removes all documents that were made of a source. The vectors of their texts stay in the
-    /// ledger, where the same texts may need them again.
+    /// Removes all documents of a source. The vectors of their texts stay in the ledger, for use by
+    /// the same texts.
     pub async fn remove_source(
         &self,
         collection: &CollectionName,

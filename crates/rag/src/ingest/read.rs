@@ -1,8 +1,7 @@
-//! From bytes to text that can be split.
+//! Reading: from bytes to text that can be split.
 //!
-//! Whatever comes from outside may be broken or made to do harm: sizes are limited before anything
-//! is parsed, and the two parsers that can be driven into the ground (PDF, and HTML that is nested
-//! or repeated beyond reason) run in a process of their own where one is configured.
+//! Documents may be broken or malicious. Sizes are limited before anything is parsed, and HTML and PDF
+//! are parsed in a process of their own, with limits on time and memory.
 
 mod decode;
 pub(super) mod html;
@@ -10,12 +9,14 @@ mod isolated;
 mod pdf;
 
 pub use decode::decode;
-pub(super) use decode::{Utf16AsUtf8, decode_row};
-pub use isolated::{IsolatedReader, confined};
+pub(super) use decode::{BINARY_WITHIN, decode_row, is_binary};
+use isolated::ReaderProcess;
+pub use isolated::{IsolatedReader, serve};
+use serde::{Deserialize, Serialize};
 
 use super::kind::Kind;
 
-/// Why a document cannot be read, in a sentence for the person who sent it.
+/// The reason that a document cannot be read, for the person who sent it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Unreadable(pub String);
@@ -32,8 +33,8 @@ pub struct ReadOptions {
     pub max_bytes: u64,
     /// The longest line of JSONL and the longest row of CSV.
     pub max_row_bytes: usize,
-    pub max_pages: usize,
-    /// Where PDF and suspicious HTML are parsed; in this process, or not at all, when absent.
+    /// The process that parses HTML and PDF. Without one they are parsed in this process, which is
+    /// only for documents that are trusted.
     pub isolated: Option<IsolatedReader>,
 }
 
@@ -42,16 +43,15 @@ impl Default for ReadOptions {
         Self {
             max_bytes: 64 << 20,
             max_row_bytes: 16 << 20,
-            max_pages: 5_000,
             isolated: None,
         }
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Body {
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TextBody {
     Markdown(String),
-    /// Markdown made of HTML, with backslashes that are not on the page.
+    /// Markdown made of HTML, with escapes that are not on the page.
     Page(String),
     Plain(String),
     Code(String),
@@ -59,29 +59,103 @@ pub enum Body {
     Pages(Vec<String>),
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Text {
-    /// What the document calls itself, where it says so outside its body.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DocumentText {
+    /// A title that the document has beside its body.
     pub title: Option<String>,
-    pub body: Body,
+    pub body: TextBody,
 }
 
-impl Text {
-    fn of(body: Body) -> Self {
+impl DocumentText {
+    fn of(body: TextBody) -> Self {
         Self { title: None, body }
     }
 }
 
-/// Reads a document that is held in memory. Rows are not read here, see [`super::rows`].
-pub fn read(kind: Kind, bytes: &[u8], options: &ReadOptions) -> Result<Text, Unreadable> {
-    check_size(bytes.len() as u64, options)?;
-    match kind {
-        Kind::Markdown => Ok(Text::of(Body::Markdown(decode(bytes)?))),
-        Kind::Plain | Kind::JsonLines | Kind::Csv => Ok(Text::of(Body::Plain(decode(bytes)?))),
-        Kind::Code => Ok(Text::of(Body::Code(decode(bytes)?))),
-        Kind::Html => html::read(bytes, options),
-        Kind::Pdf => pdf::read(bytes, options),
+/// Reads documents, one after another.
+pub struct DocumentReader {
+    pub(super) options: ReadOptions,
+    process: Option<ReaderProcess>,
+    /// Whether nobody wants the document any more.
+    is_cancelled: Box<dyn Fn() -> bool + Send>,
+}
+
+impl DocumentReader {
+    pub fn new(options: ReadOptions, is_cancelled: impl Fn() -> bool + Send + 'static) -> Self {
+        Self {
+            options,
+            process: None,
+            is_cancelled: Box::new(is_cancelled),
+        }
     }
+
+    /// Reads a document that is in memory. Rows are read by [`super::rows`].
+    pub fn read(&mut self, kind: Kind, bytes: Vec<u8>) -> Result<DocumentText, Unreadable> {
+        check_size(bytes.len() as u64, &self.options)?;
+        let body = match kind {
+            Kind::Markdown => TextBody::Markdown(without_data_uris(decode(&bytes)?)),
+            Kind::Plain | Kind::JsonLines | Kind::Csv => TextBody::Plain(decode(&bytes)?),
+            Kind::Code => TextBody::Code(decode(&bytes)?),
+            Kind::Pdf if !pdf::is_pdf(&bytes) => {
+                return Err(Unreadable::new("it does not begin like a PDF file"));
+            }
+            Kind::Html | Kind::Pdf => {
+                let mut text = match &self.options.isolated {
+                    Some(isolated) => isolated.read(&mut self.process, kind, bytes, &self.is_cancelled)?,
+                    None => parse(kind, &bytes)?,
+                };
+                if let TextBody::Page(markdown) = text.body {
+                    text.body = TextBody::Page(without_data_uris(markdown));
+                }
+                return Ok(text);
+            }
+        };
+        Ok(DocumentText::of(body))
+    }
+}
+
+/// Parses HTML or PDF in this process.
+fn parse(kind: Kind, bytes: &[u8]) -> Result<DocumentText, Unreadable> {
+    match kind {
+        Kind::Pdf => pdf::parse(bytes),
+        Kind::Html => html::parse(bytes),
+        other => Err(Unreadable::new(format!(
+            "{} is not read in a process of its own",
+            other.name()
+        ))),
+    }
+}
+
+/// Shorter `data:` URIs are examples of such.
+const MIN_DATA_URI: usize = 128;
+
+/// Removes the bytes of images that are part of a text: they say nothing and fill many chunks.
+fn without_data_uris(text: String) -> String {
+    const SCHEME: &str = "data:";
+    let mut out = String::new();
+    let mut rest = text.as_str();
+    while let Some(at) = rest.find(SCHEME) {
+        let uri = &rest[at..];
+        let ends = |c: char| c.is_whitespace() || "\"'<>()[]`".contains(c);
+        let end = uri.find(ends).unwrap_or(uri.len());
+        let media_type = uri[SCHEME.len()..end]
+            .split_once(',')
+            .map_or("", |(media, _)| media);
+        let is_data =
+            end >= MIN_DATA_URI && media_type.contains(['/', ';']) && media_type.len() < MIN_DATA_URI;
+        let kept = if is_data { at } else { at + end };
+        out.push_str(&rest[..kept]);
+        rest = &rest[at + end..];
+    }
+    if out.is_empty() {
+        return if rest.len() == text.len() {
+            text
+        } else {
+            rest.to_owned()
+        };
+    }
+    out.push_str(rest);
+    out
 }
 
 pub fn check_size(bytes: u64, options: &ReadOptions) -> Result<(), Unreadable> {
@@ -89,8 +163,27 @@ pub fn check_size(bytes: u64, options: &ReadOptions) -> Result<(), Unreadable> {
         return Ok(());
     }
     Err(Unreadable::new(format!(
-        "it has {} MB; a file that is read as a whole may have {}",
+        "it has {} MB; at most {} MB are allowed for its type",
         bytes.div_ceil(1 << 20),
         options.max_bytes >> 20
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_within_a_text_are_removed() {
+        let uri = format!("data:image/png;base64,{}", "iVBOR/+=".repeat(5_000));
+        let text =
+            |uri: &str| format!("a ![dome]({uri}) b\n\n[image1]: <{uri}>\n\n<img src=\"{uri}\"> data: c");
+        assert_eq!(without_data_uris(text(&uri)), text(""));
+        assert_eq!(without_data_uris(uri.clone()), "");
+        for kept in ["metadata: none", "data:image/png;base64,AAAA", "data:", ""] {
+            assert_eq!(without_data_uris(kept.to_owned()), kept);
+        }
+        let sentence = format!("data:{}, and so on", "x".repeat(500));
+        assert_eq!(without_data_uris(sentence.clone()), sentence);
+    }
 }

@@ -1,4 +1,4 @@
-//! What a run has done so far.
+//! Progress and result of a run.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-/// Errors beyond this many are counted and not kept.
+/// Further errors are only counted.
 const MAX_ERRORS: usize = 100;
 
-/// Documents: files, and the rows of files that are made of rows.
+/// Counts of documents, which are files or rows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DocumentCounts {
     pub added: u64,
@@ -18,7 +18,7 @@ pub struct DocumentCounts {
     pub unchanged: u64,
     pub removed: u64,
     pub failed: u64,
-    /// Not text, and not asked for by name.
+    /// Files in folders whose type cannot be read.
     pub skipped: u64,
 }
 
@@ -30,7 +30,7 @@ pub struct ChunkCounts {
     pub removed: u64,
     /// Sent to the model.
     pub embedded: u64,
-    /// The same content had a vector already.
+    /// Content that had a vector already.
     pub reused: u64,
 }
 
@@ -46,18 +46,18 @@ pub struct Report {
     pub chunks: ChunkCounts,
     /// Tokens that the model read.
     pub tokens: u64,
-    /// Bytes of input that are done with.
+    /// Bytes of input that are processed.
     pub bytes: u64,
     pub errors: Vec<ItemError>,
-    /// Of these, bytes of documents that could not be read, which took no time.
+    /// Of these, bytes of documents that could not be read, which are not part of the rate.
     #[serde(default)]
     pub failed_bytes: u64,
-    /// What the names of documents that were skipped end with.
+    /// Extensions of skipped files.
     #[serde(default)]
     pub skipped_types: BTreeSet<String>,
     /// Errors that are not in the list.
     pub more_errors: u64,
-    /// What was done in part or not at all, and no document failed by.
+    /// Problems that did not make a document fail.
     #[serde(default)]
     pub warnings: Vec<ItemError>,
 }
@@ -75,24 +75,26 @@ impl Report {
         }
     }
 
-    /// A file in a folder, of a type that cannot be read.
+    /// Counts a file in a folder whose type cannot be read.
     pub fn skip(&mut self, source: &str) {
         self.documents.skipped += 1;
         let extension = Path::new(source).extension().and_then(|e| e.to_str());
         if self.skipped_types.len() < MAX_ERRORS {
-            let extension = extension.map(|e| format!(".{}", e.to_ascii_lowercase()));
-            self.skipped_types.extend(extension);
+            let name = extension.map_or("no extension".to_owned(), |e| {
+                format!(".{}", e.to_ascii_lowercase())
+            });
+            self.skipped_types.insert(name);
         }
     }
 
-    /// How long the rest takes, of so many bytes in all; nobody knows before something was embedded.
+    /// Estimated time for the rest of `total` bytes; unknown before the first chunk is embedded.
     pub fn time_left(&self, elapsed: Duration, total: u64) -> Option<Duration> {
         let done = self.bytes.saturating_sub(self.failed_bytes);
         let left = total.checked_sub(self.bytes).filter(|left| *left > 0)?;
         (done > 0 && self.chunks.embedded > 0).then(|| elapsed.mul_f64(left as f64 / done as f64))
     }
 
-    /// The parts of a file may each have the same to say, which is said once.
+    /// Adds a warning once, even if several parts of a file cause it.
     pub fn warn(&mut self, source: impl Into<String>, warning: impl Into<String>) {
         let warning = ItemError {
             source: source.into(),
@@ -103,13 +105,13 @@ impl Report {
         }
     }
 
-    /// Documents that are done with, one way or another.
+    /// Documents that are processed, with any result.
     pub fn documents_done(&self) -> u64 {
         let d = &self.documents;
         d.added + d.changed + d.unchanged + d.failed + d.skipped
     }
 
-    /// What another run did, added to this.
+    /// Adds the report of another run.
     pub fn add(&mut self, other: &Report) {
         let (d, o) = (&mut self.documents, &other.documents);
         d.added += o.added;
@@ -143,7 +145,7 @@ impl Report {
     }
 }
 
-/// A report that is being written while others read it.
+/// A report that is read while it is written.
 #[derive(Debug)]
 pub struct Progress {
     report: Mutex<Report>,
@@ -178,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_left_is_known_once_something_was_embedded() {
+    fn the_time_left_is_known_once_a_chunk_was_embedded() {
         let left = |report: &Report| report.time_left(Duration::from_secs(10), 1_000);
         let mut report = Report {
             bytes: 300,

@@ -1,4 +1,4 @@
-//! Files of many documents, read one at a time: JSONL and CSV.
+//! Files with one document per row, read row by row: JSONL and CSV.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -6,19 +6,20 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::iter;
 use std::rc::Rc;
 
+use encoding_rs_io::DecodeReaderBytesBuilder;
 use ragstone_core::document::Metadata;
 use serde_json::Value;
 
 use super::kind::Kind;
 use super::outline::DocType;
-use super::read::{Utf16AsUtf8, decode_row};
+use super::read::decode_row;
 
 /// One document of such a file.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Row {
-    /// Where in the file it begins.
+pub struct SourceRow {
+    /// Line of the file it begins at.
     pub line: u64,
-    /// What the file calls it, where it does.
+    /// Its id in the file.
     pub id: Option<String>,
     pub title: Option<String>,
     pub text: String,
@@ -26,11 +27,25 @@ pub struct Row {
     pub doc_type: DocType,
 }
 
-/// Each chunk of a row carries all of these: what is long there would be stored many times over.
+impl SourceRow {
+    /// The row with metadata that it does not have itself.
+    pub(super) fn with_defaults(mut self, defaults: &Metadata) -> Self {
+        for (name, value) in defaults {
+            if !self.metadata.contains_key(name) {
+                self.metadata.insert(name.clone(), value.clone());
+            }
+        }
+        self
+    }
+}
+
+/// Every chunk of a row repeats the row's metadata.
 pub(super) const MAX_METADATA_BYTES: usize = 64 << 10;
 const MAX_ID_BYTES: usize = 512;
+/// The delimiter of a CSV file is found in this much of its beginning.
+const BEGINNING: u64 = 8192;
 
-/// A row that cannot be used. Where the file cannot be read any further, it is the last.
+/// A row that cannot be used. It is the last one where the file cannot be read further.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {problem}")]
 pub struct BadRow {
@@ -38,13 +53,19 @@ pub struct BadRow {
     pub problem: String,
 }
 
-pub type Rows = Box<dyn Iterator<Item = Result<Row, BadRow>>>;
+pub(super) type Rows = Box<dyn Iterator<Item = Result<SourceRow, BadRow>>>;
 
-/// Reads rows of the given kind; blank lines are no rows.
-pub fn rows(kind: Kind, reader: impl Read + 'static, max_row_bytes: usize) -> Rows {
-    let reader = Utf16AsUtf8::new(reader);
+/// Reads rows of the given kind, skipping blank lines. `types` are those of the columns of a CSV
+/// file, which are text where absent.
+pub(super) fn rows(
+    kind: Kind,
+    reader: impl Read + 'static,
+    max_row_bytes: usize,
+    types: Vec<ColumnType>,
+) -> Rows {
+    let reader = as_utf8(reader);
     match kind {
-        Kind::Csv => Box::new(CsvRows::new(reader, max_row_bytes)),
+        Kind::Csv => Box::new(CsvRows::new(reader, max_row_bytes, types)),
         _ => Box::new(JsonLines {
             reader: BufReader::new(reader),
             line: 0,
@@ -62,7 +83,7 @@ struct JsonLines<R> {
 }
 
 impl<R: Read> Iterator for JsonLines<R> {
-    type Item = Result<Row, BadRow>;
+    type Item = Result<SourceRow, BadRow>;
 
     fn next(&mut self) -> Option<Self::Item> {
         while !self.ended {
@@ -70,12 +91,7 @@ impl<R: Read> Iterator for JsonLines<R> {
             match self.read_line() {
                 Ok(None) => self.ended = true,
                 Ok(Some(bytes)) => {
-                    let start = if self.line == 1 && bytes.starts_with(b"\xef\xbb\xbf") {
-                        3
-                    } else {
-                        0
-                    };
-                    let line = decode_row(iter::once(&bytes[start..])).remove(0);
+                    let line = decode_row(iter::once(&bytes[..])).remove(0);
                     if !line.trim().is_empty() {
                         return Some(checked(parse_json(&line), self.line, line.len()));
                     }
@@ -94,7 +110,7 @@ impl<R: Read> Iterator for JsonLines<R> {
 }
 
 impl<R: Read> JsonLines<R> {
-    /// A line that is too long is an error of its own, and reading goes on after it.
+    /// Reads a line. After one that is too long, reading goes on with the next.
     fn read_line(&mut self) -> io::Result<Option<Vec<u8>>> {
         let mut line = Vec::new();
         let limit = self.max_row_bytes as u64 + 1;
@@ -114,14 +130,16 @@ pub(super) fn metadata_bytes(metadata: &Metadata) -> usize {
     serde_json::to_vec(metadata).map_or(usize::MAX, |json| json.len())
 }
 
-/// A row that was read from this line, of so many bytes.
-fn checked(row: Result<Row, String>, line: u64, bytes: usize) -> Result<Row, BadRow> {
+/// Checks the limits of a row, which has so many bytes in the file.
+fn checked(row: Result<SourceRow, String>, line: u64, bytes: usize) -> Result<SourceRow, BadRow> {
     let row = row.and_then(|row| {
         let id = row.id.as_ref().map_or(0, String::len);
         if id > MAX_ID_BYTES {
-            return Err(format!("its 'id' has {id} bytes; it may have {MAX_ID_BYTES}"));
+            return Err(format!(
+                "its 'id' has {id} bytes; at most {MAX_ID_BYTES} are allowed"
+            ));
         }
-        // Hardly any row is long enough for its metadata to need measuring.
+        // Metadata is measured only where it can be too long.
         let metadata = if bytes > MAX_METADATA_BYTES {
             metadata_bytes(&row.metadata)
         } else {
@@ -129,20 +147,20 @@ fn checked(row: Result<Row, String>, line: u64, bytes: usize) -> Result<Row, Bad
         };
         if metadata > MAX_METADATA_BYTES {
             return Err(format!(
-                "what it has beside its 'text' has {metadata} bytes; it may have {MAX_METADATA_BYTES}"
+                "its metadata has {metadata} bytes; at most {MAX_METADATA_BYTES} are allowed"
             ));
         }
         Ok(row)
     });
     match row {
-        Ok(row) => Ok(Row { line, ..row }),
+        Ok(row) => Ok(SourceRow { line, ..row }),
         Err(problem) => Err(BadRow { line, problem }),
     }
 }
 
-/// `text` or `content`, with an optional `id` (or `_id`), `title` (which may be in the metadata) and
-/// `metadata`; what else is in the object joins the metadata.
-fn parse_json(line: &str) -> Result<Row, String> {
+/// Takes `text` or `content`, an optional `id` or `_id`, and an optional `title`, which may be in
+/// `metadata`. All other fields join the metadata.
+fn parse_json(line: &str) -> Result<SourceRow, String> {
     let value: Value =
         serde_json::from_str(line).map_err(|error| format!("it is not valid JSON: {error}"))?;
     let Value::Object(mut fields) = value else {
@@ -170,7 +188,7 @@ fn parse_json(line: &str) -> Result<Row, String> {
     let title = take_title(&mut fields).or_else(|| take_title(&mut metadata));
     fields.remove("title");
     fields.extend(metadata);
-    Ok(Row {
+    Ok(SourceRow {
         line: 0,
         id,
         title,
@@ -180,7 +198,7 @@ fn parse_json(line: &str) -> Result<Row, String> {
     })
 }
 
-/// A title that says something; whatever else is called so stays where it is.
+/// Takes a title that is a string and not blank.
 fn take_title(fields: &mut Metadata) -> Option<String> {
     let title = fields
         .get("title")?
@@ -192,149 +210,227 @@ fn take_title(fields: &mut Metadata) -> Option<String> {
 }
 
 struct CsvRows<R> {
-    reader: csv::Reader<RowBound<R>>,
-    read_since_row: Rc<Cell<usize>>,
+    reader: csv::Reader<Watched<R>>,
+    state: Rc<WatchState>,
     header: Option<csv::StringRecord>,
+    types: Vec<ColumnType>,
     /// Lines before the header.
     lines_before: u64,
     record: csv::ByteRecord,
-    /// Whether the file ended between quotes.
-    unclosed: Rc<Cell<bool>>,
     ended: bool,
 }
 
-/// A quote that is never closed would make one row of the whole rest: this ends it, and notices it.
-struct RowBound<R> {
-    inner: BufReader<R>,
-    read: Rc<Cell<usize>>,
+/// Limits how much is read for one row: a quote that is never closed makes one row of the rest.
+struct Watched<R> {
+    inner: io::Chain<io::Cursor<Vec<u8>>, R>,
     limit: usize,
-    delimiter: u8,
-    quoting: Quoting,
-    unclosed: Rc<Cell<bool>>,
+    state: Rc<WatchState>,
 }
 
-/// Where in a cell a reader of CSV is.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Quoting {
-    Before,
-    Plain,
-    Quoted,
-    /// After a quote that ends the cell, or begins a pair that stands for one.
-    AfterQuote,
+#[derive(Default)]
+struct WatchState {
+    read_since_row: Cell<usize>,
+    odd_quotes: Cell<bool>,
+    at_end: Cell<bool>,
 }
 
-impl Quoting {
-    fn after(self, byte: u8, delimiter: u8) -> Self {
-        match (self, byte) {
-            (Self::Quoted, b'"') => Self::AfterQuote,
-            (Self::Quoted, _) | (Self::Before | Self::AfterQuote, b'"') => Self::Quoted,
-            (_, b'\n' | b'\r') => Self::Before,
-            (_, byte) if byte == delimiter => Self::Before,
-            _ => Self::Plain,
-        }
-    }
-}
-
-impl<R: Read> Read for RowBound<R> {
+impl<R: Read> Read for Watched<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.read.get() > self.limit {
+        let state = &self.state;
+        if state.read_since_row.get() > self.limit {
             return Err(io::Error::other(format!("it has more than {} bytes", self.limit)));
         }
         let count = self.inner.read(buffer)?;
-        self.read.set(self.read.get() + count);
-        self.quoting = buffer[..count]
-            .iter()
-            .fold(self.quoting, |quoting, byte| quoting.after(*byte, self.delimiter));
-        self.unclosed
-            .set(count == 0 && !buffer.is_empty() && self.quoting == Quoting::Quoted);
+        state.read_since_row.set(state.read_since_row.get() + count);
+        let quotes = buffer[..count].iter().filter(|byte| **byte == b'"').count();
+        state.odd_quotes.set(state.odd_quotes.get() ^ (quotes % 2 == 1));
+        state.at_end.set(count == 0 && !buffer.is_empty());
         Ok(count)
     }
 }
 
 impl<R: Read> CsvRows<R> {
-    fn new(reader: R, max_row_bytes: usize) -> Self {
-        let mut inner = BufReader::new(reader);
-        let (delimiter, before, lines_before) = match inner.fill_buf() {
-            Ok(beginning) => {
-                let mark = if beginning.starts_with(b"\xef\xbb\xbf") {
-                    3
-                } else {
-                    0
-                };
-                let beginning = &beginning[mark..];
-                match stated_delimiter(beginning) {
-                    Some((delimiter, line)) => (delimiter, mark + line, 1),
-                    None => (guess_delimiter(beginning), mark, 0),
-                }
-            }
-            // The same error comes again when the first row is read.
-            Err(_) => (b',', 0, 0),
+    fn new(reader: R, max_row_bytes: usize, types: Vec<ColumnType>) -> Self {
+        let mut reader = reader;
+        let mut beginning = Vec::new();
+        // An error comes again when the first row is read.
+        let _ = reader.by_ref().take(BEGINNING).read_to_end(&mut beginning);
+        let (delimiter, skipped) = match stated_delimiter(&beginning) {
+            Some((delimiter, line)) => (delimiter, line),
+            None => (guess_delimiter(&beginning), 0),
         };
-        inner.consume(before);
-        let read = Rc::new(Cell::new(0));
-        let unclosed = Rc::new(Cell::new(false));
-        let bound = RowBound {
-            inner,
-            read: Rc::clone(&read),
-            limit: max_row_bytes,
-            delimiter,
-            quoting: Quoting::Before,
-            unclosed: Rc::clone(&unclosed),
-        };
+        beginning.drain(..skipped);
+        let state = Rc::new(WatchState::default());
         let reader = csv::ReaderBuilder::new()
             .delimiter(delimiter)
             .flexible(true)
-            .from_reader(bound);
+            .from_reader(Watched {
+                inner: io::Cursor::new(beginning).chain(reader),
+                limit: max_row_bytes,
+                state: Rc::clone(&state),
+            });
         Self {
             reader,
-            read_since_row: read,
+            state,
             header: None,
-            lines_before,
+            types,
+            lines_before: u64::from(skipped > 0),
             record: csv::ByteRecord::new(),
-            unclosed,
             ended: false,
         }
     }
-}
 
-/// What a first line such as `sep=;` says, which spreadsheets write for each other, and the length of
-/// that line.
-fn stated_delimiter(beginning: &[u8]) -> Option<(u8, usize)> {
-    let end = beginning.iter().position(|b| *b == b'\n')?;
-    let line = beginning[..end].trim_ascii_start();
-    let line = line.strip_suffix(b"\r").unwrap_or(line);
-    let unquoted = line.strip_prefix(b"\"").and_then(|line| line.strip_suffix(b"\""));
-    match unquoted.unwrap_or(line) {
-        [s, e, p, b'=', delimiter] if [*s, *e, *p].eq_ignore_ascii_case(b"sep") => {
-            let separates = b"\t ".contains(delimiter) || delimiter.is_ascii_punctuation();
-            (separates && *delimiter != b'"').then_some((*delimiter, end + 1))
+    /// Whether the file ends within quotes, in the record that was read last.
+    fn is_unclosed(&self) -> bool {
+        let last = self.record.iter().next_back();
+        self.state.at_end.get()
+            && self.state.odd_quotes.get()
+            && last.is_some_and(|cell| cell.contains(&b'\n'))
+    }
+
+    /// The next record as text, with its line.
+    fn next_record(&mut self) -> Option<Result<(u64, csv::StringRecord), BadRow>> {
+        if self.ended {
+            return None;
         }
-        _ => None,
+        let line = self.reader.position().line() + self.lines_before;
+        let bad = |line: u64, problem: String| Some(Err(BadRow { line, problem }));
+        self.state.read_since_row.set(0);
+        if self.header.is_none() {
+            match self.reader.byte_headers() {
+                Ok(header) => self.header = Some(column_names(decode_row(header.iter()))),
+                Err(error) => {
+                    self.ended = true;
+                    return bad(line, csv_problem(&error));
+                }
+            }
+        }
+        match self.reader.read_byte_record(&mut self.record) {
+            Ok(true) => {
+                let position = self.record.position();
+                let line = position.map_or(line, |position| position.line() + self.lines_before);
+                if self.is_unclosed() {
+                    return bad(line, "a quote in it is never closed".to_owned());
+                }
+                Some(Ok((line, decode_row(self.record.iter()).into())))
+            }
+            Ok(false) => {
+                self.ended = true;
+                None
+            }
+            Err(error) => {
+                self.ended = true;
+                bad(line, csv_problem(&error))
+            }
+        }
     }
 }
 
-/// Whichever of comma, tab, semicolon and stroke the header has most of, outside of quotes.
+/// Reads a first line such as `sep=;`, which spreadsheets write: the delimiter and the line's length.
+fn stated_delimiter(beginning: &[u8]) -> Option<(u8, usize)> {
+    let end = beginning.iter().position(|byte| *byte == b'\n')?;
+    let line = std::str::from_utf8(&beginning[..end]).ok()?;
+    let line = line.trim_matches(['"', '\r']).to_ascii_lowercase();
+    let delimiter = *line.strip_prefix("sep=")?.as_bytes().first()?;
+    (line.len() == 5).then_some((delimiter, end + 1))
+}
+
+/// The delimiter that gives the header most columns.
 fn guess_delimiter(beginning: &[u8]) -> u8 {
-    let count = |delimiter: u8| {
-        let mut quoting = Quoting::Before;
-        let mut count = 0;
-        for byte in beginning {
-            if *byte == b'\n' && quoting != Quoting::Quoted {
-                break;
-            }
-            count += usize::from(*byte == delimiter && quoting != Quoting::Quoted);
-            quoting = quoting.after(*byte, delimiter);
-        }
-        count
+    let columns = |delimiter: u8| {
+        let mut reader = csv::ReaderBuilder::new()
+            .delimiter(delimiter)
+            .has_headers(false)
+            .from_reader(beginning);
+        let header = reader.byte_records().next();
+        header.map_or(0, |header| header.map_or(0, |header| header.len()))
     };
-    [b'|', b';', b'\t', b',']
-        .into_iter()
-        .max_by_key(|d| count(*d))
+    let delimiters = [b'|', b';', b'\t', b','].into_iter();
+    delimiters
+        .max_by_key(|delimiter| columns(*delimiter))
         .unwrap_or(b',')
 }
 
-/// Every column with a name of its own, so that no cell is lost: a column without one is called by its
-/// place, and a name that comes again is counted.
+/// The type of all cells of a CSV column.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ColumnType {
+    Text,
+    Integer,
+    Float,
+    Boolean,
+}
+
+impl ColumnType {
+    /// The narrowest type of a cell. Numbers whose spelling would be lost (`007`, `+1`) are text.
+    fn of(cell: &str) -> Self {
+        let digits = cell.strip_prefix('-').unwrap_or(cell);
+        let is_padded = digits.len() > 1 && digits.starts_with('0') && !digits.starts_with("0.");
+        if cell.eq_ignore_ascii_case("true") || cell.eq_ignore_ascii_case("false") {
+            Self::Boolean
+        } else if is_padded || !digits.starts_with(|c: char| c.is_ascii_digit()) {
+            Self::Text
+        } else if cell.parse::<i64>().is_ok() {
+            Self::Integer
+        } else if cell.contains(['.', 'e', 'E']) && cell.parse::<f64>().is_ok_and(f64::is_finite) {
+            Self::Float
+        } else {
+            Self::Text
+        }
+    }
+
+    /// The type that fits both.
+    fn with(self, other: Self) -> Self {
+        match (self, other) {
+            (one, other) if one == other => one,
+            (Self::Integer, Self::Float) | (Self::Float, Self::Integer) => Self::Float,
+            _ => Self::Text,
+        }
+    }
+
+    fn value(self, cell: &str) -> Value {
+        let number = match self {
+            Self::Text => None,
+            Self::Boolean => Some(Value::from(cell.eq_ignore_ascii_case("true"))),
+            Self::Integer => cell.parse::<i64>().ok().map(Value::from),
+            Self::Float => cell.parse::<f64>().ok().map(Value::from),
+        };
+        number.unwrap_or_else(|| Value::from(cell))
+    }
+}
+
+/// The types of a CSV file's columns, which every cell has that is not empty.
+pub(super) fn column_types(reader: impl Read + 'static, max_row_bytes: usize) -> Vec<ColumnType> {
+    let mut rows = CsvRows::new(as_utf8(reader), max_row_bytes, Vec::new());
+    let mut types: Vec<Option<ColumnType>> = Vec::new();
+    while let Some(record) = rows.next_record() {
+        let Ok((_, record)) = record else { continue };
+        if types.len() < record.len() {
+            types.resize(record.len(), None);
+        }
+        for (known, cell) in types.iter_mut().zip(&record) {
+            let cell = cell.trim();
+            if !cell.is_empty() && *known != Some(ColumnType::Text) {
+                let own = ColumnType::of(cell);
+                *known = Some(known.map_or(own, |known| known.with(own)));
+            }
+        }
+    }
+    types
+        .into_iter()
+        .map(|known| known.unwrap_or(ColumnType::Text))
+        .collect()
+}
+
+/// Decodes UTF-16 and drops byte order marks; other encodings are decoded row by row.
+fn as_utf8(reader: impl Read) -> impl Read {
+    DecodeReaderBytesBuilder::new()
+        .strip_bom(true)
+        .utf8_passthru(true)
+        .build(reader)
+}
+
+/// Gives every column a name of its own: an unnamed column is called by its position, a repeated name
+/// is numbered.
 fn column_names(header: Vec<String>) -> csv::StringRecord {
     let mut taken: HashSet<String> = header.iter().map(|name| name.trim().to_owned()).collect();
     let mut seen = HashSet::new();
@@ -354,56 +450,15 @@ fn column_names(header: Vec<String>) -> csv::StringRecord {
 }
 
 impl<R: Read> Iterator for CsvRows<R> {
-    type Item = Result<Row, BadRow>;
+    type Item = Result<SourceRow, BadRow>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.ended {
-            return None;
-        }
-        let line = self.reader.position().line() + self.lines_before;
-        self.read_since_row.set(0);
-        if self.header.is_none() {
-            match self.reader.byte_headers() {
-                Ok(header) => self.header = Some(column_names(decode_row(header.iter()))),
-                Err(error) => {
-                    self.ended = true;
-                    return Some(Err(BadRow {
-                        line,
-                        problem: csv_problem(&error),
-                    }));
-                }
-            }
-        }
-        match self.reader.read_byte_record(&mut self.record) {
-            Ok(true) => {
-                let position = self.record.position();
-                let line = position.map_or(line, |position| position.line() + self.lines_before);
-                let header = self.header.as_ref()?;
-                if self.unclosed.get() {
-                    return Some(Err(BadRow {
-                        line,
-                        problem: "a quote in it is never closed".to_owned(),
-                    }));
-                }
-                let row = decode_row(self.record.iter()).into();
-                Some(checked(
-                    parse_csv(header, &row),
-                    line,
-                    self.record.as_slice().len(),
-                ))
-            }
-            Ok(false) => {
-                self.ended = true;
-                None
-            }
-            Err(error) => {
-                self.ended = true;
-                Some(Err(BadRow {
-                    line,
-                    problem: csv_problem(&error),
-                }))
-            }
-        }
+        let (line, record) = match self.next_record()? {
+            Ok(record) => record,
+            Err(bad) => return Some(Err(bad)),
+        };
+        let row = parse_csv(self.header.as_ref()?, &record, &self.types);
+        Some(checked(row, line, self.record.as_slice().len()))
     }
 }
 
@@ -414,9 +469,13 @@ fn csv_problem(error: &csv::Error) -> String {
     }
 }
 
-/// A column `text` or `content` is the text and the others are metadata; without one, the text is
-/// every cell under its column's name.
-fn parse_csv(header: &csv::StringRecord, row: &csv::StringRecord) -> Result<Row, String> {
+/// The column `text` or `content` is the text and the others are metadata. Without one, the text is
+/// a line `name: value` for every cell.
+fn parse_csv(
+    header: &csv::StringRecord,
+    row: &csv::StringRecord,
+    types: &[ColumnType],
+) -> Result<SourceRow, String> {
     let column = |names: &[&str]| {
         header
             .iter()
@@ -451,7 +510,8 @@ fn parse_csv(header: &csv::StringRecord, row: &csv::StringRecord) -> Result<Row,
         if [id_column, title_column, text_column].contains(&Some(index)) {
             continue;
         }
-        metadata.insert(name.to_owned(), Value::from(value));
+        let column_type = types.get(index).copied().unwrap_or(ColumnType::Text);
+        metadata.insert(name.to_owned(), column_type.value(value));
     }
     let (text, doc_type) = match text_column {
         Some(_) => (
@@ -460,7 +520,7 @@ fn parse_csv(header: &csv::StringRecord, row: &csv::StringRecord) -> Result<Row,
         ),
         None => (lines.join("\n"), DocType::Table),
     };
-    Ok(Row {
+    Ok(SourceRow {
         line: 0,
         id: cell(id_column).map(str::to_owned),
         title: cell(title_column).map(str::to_owned),
@@ -474,8 +534,31 @@ fn parse_csv(header: &csv::StringRecord, row: &csv::StringRecord) -> Result<Row,
 mod tests {
     use super::*;
 
-    fn read(kind: Kind, bytes: &[u8], limit: usize) -> Vec<Result<Row, BadRow>> {
-        rows(kind, io::Cursor::new(bytes.to_vec()), limit).collect()
+    fn read(kind: Kind, bytes: &[u8], limit: usize) -> Vec<Result<SourceRow, BadRow>> {
+        let file = || io::Cursor::new(bytes.to_vec());
+        let types = column_types(file(), limit);
+        rows(kind, file(), limit, types).collect()
+    }
+
+    #[test]
+    fn columns_have_the_type_that_all_their_cells_have() {
+        let file = "text,int,float,flag,zip,mixed,date,big,empty\n\
+                    a,30,1,true,01234,1,2024-01-02,99999999999999999999,\n\
+                    b,-7,2.5,FALSE,50000,x,2024-01-03,1,\n\
+                    c,,,,,,,,\n";
+        let rows = read(Kind::Csv, file.as_bytes(), 1000);
+        let metadata = |row: usize| Value::Object(rows[row].clone().unwrap().metadata);
+        assert_eq!(
+            metadata(0),
+            serde_json::json!({"int": 30, "float": 1.0, "flag": true, "zip": "01234", "mixed": "1",
+                "date": "2024-01-02", "big": "99999999999999999999"})
+        );
+        assert_eq!(
+            metadata(1),
+            serde_json::json!({"int": -7, "float": 2.5, "flag": false, "zip": "50000", "mixed": "x",
+                "date": "2024-01-03", "big": "1"})
+        );
+        assert_eq!(metadata(2), serde_json::json!({}));
     }
 
     #[test]
@@ -585,7 +668,7 @@ mod tests {
         let row = read(Kind::Csv, file, 1000).remove(0).unwrap();
         assert_eq!(
             Value::Object(row.metadata),
-            serde_json::json!({"note": "1", "column_2": "2", "note_3": "3", "note_2": "4", "column_5": "5"})
+            serde_json::json!({"note": 1, "column_2": 2, "note_3": 3, "note_2": 4, "column_5": 5})
         );
     }
 }

@@ -1,12 +1,11 @@
-//! The stages of a run: preparing, embedding and storing, each working ahead of the next.
+//! A run: a pipeline that prepares, embeds and stores.
 //!
-//! One thread reads, splits and compares with the collection. One task gathers what is new into
-//! batches and hands them to the model, several at a time, so that the model never waits. One task
-//! stores finished batches, in their order. Between them are short queues, so that memory is
-//! bounded by a few batches however much is ingested.
+//! One thread reads, splits and compares with the collection. One task gathers new chunks into batches
+//! and hands several at a time to the model. One task stores finished batches in their order. Short
+//! queues between them bound memory to a few batches.
 //!
 //! Dropping the run at any moment leaves a consistent collection: a batch is stored in one
-//! transaction, and a source's manifest is written only after all of its chunks.
+//! transaction, and the manifest of a source is written after all of its chunks.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -26,10 +25,10 @@ use tokio::task::JoinHandle;
 use super::chunk::{Chunk, Splitter, keys};
 use super::embed::embed;
 use super::manifest;
-use super::plan::Change;
-use super::prepare::{Finish, Input, Preparation, Step, Stop};
-use super::read::ReadOptions;
-use super::report::Progress;
+use super::plan::ChunkChange;
+use super::prepare::{FinishedSource, Input, PipelineStep, Preparation, Stop};
+use super::read::{DocumentReader, ReadOptions};
+use super::report::{ChunkCounts, Progress};
 use super::size::{self, TokenSizer};
 use crate::Service;
 use crate::error::ServiceError;
@@ -39,37 +38,37 @@ use ragstone_core::error::InvalidInput;
 /// A batch is about a second of work for a small model on a small machine.
 const BATCH_TOKENS: usize = 8192;
 const BATCH_CHUNKS: usize = 256;
-/// Sources that are finished without a new chunk are noted in groups of this many.
+/// Sources without a new chunk are recorded in groups of this many.
 const BATCH_FINISHES: usize = 128;
-/// How long a batch that is not full waits for more.
-const LINGER: Duration = Duration::from_millis(20);
+/// A batch that is not full waits this long for more.
+const BATCH_WINDOW: Duration = Duration::from_millis(20);
 const STEPS_AHEAD: usize = 512;
-/// Batches that are with the model or wait to be stored.
+/// Batches that are being embedded or wait to be stored.
 const BATCHES_AHEAD: usize = 2;
 
-/// Whether content is used elsewhere is asked of no more collections than this.
+/// With more collections than this, vectors are not checked for use elsewhere.
 const MAX_LOOKED_INTO: usize = 64;
 
-/// Where to ingest into, and how.
+/// The store, models and settings of ingestion.
 #[derive(Clone)]
 pub struct Ingestion {
     pub service: Service,
     pub records: Arc<dyn Records>,
-    /// Of the same records; runs share it, so that what two of them need is embedded once.
+    /// Shared by all runs, so that content of two of them is embedded once.
     pub ledger: Ledger,
     pub read: ReadOptions,
-    /// How often a model that is busy or away is asked before the run is given up.
+    /// Attempts to reach a model that is busy or unavailable.
     pub attempts: u32,
 }
 
 #[derive(Debug, Clone)]
 pub struct IngestTarget {
     pub collection: CollectionName,
-    /// As many as the model reads, within reason, where absent.
+    /// Default: up to 256, as far as the model reads.
     pub chunk_tokens: Option<usize>,
 }
 
-/// What a run works with, checked before anything is read.
+/// A run whose settings are checked.
 pub struct Prepared {
     embedder: Arc<dyn Embedder>,
     chunk_tokens: usize,
@@ -77,7 +76,7 @@ pub struct Prepared {
 }
 
 impl Ingestion {
-    /// Whether the collection, its model and the size of chunks fit together.
+    /// Checks that the collection, its model and the chunk size fit together.
     pub async fn check(&self, target: &IngestTarget) -> Result<Prepared, ServiceError> {
         let collection = self.service.store.collection(&target.collection).await?;
         let embedder = Arc::clone(self.service.models.for_collection(&collection)?);
@@ -90,8 +89,8 @@ impl Ingestion {
         })
     }
 
-    /// Ingests everything that arrives. What cannot be read is in the progress; an error means that
-    /// the store or the model failed, and that the same run can be made again.
+    /// Ingests all inputs. Inputs that cannot be read are reported in the progress. An error means that
+    /// the store or the model failed, and that the run can be repeated.
     pub async fn run(
         &self,
         prepared: Prepared,
@@ -99,9 +98,13 @@ impl Ingestion {
         progress: Arc<Progress>,
     ) -> Result<(), ServiceError> {
         let (step_sender, steps) = mpsc::channel(STEPS_AHEAD);
+        let is_dropped = {
+            let steps = step_sender.clone();
+            move || steps.is_closed()
+        };
         let (batch_sender, batches) = mpsc::channel(BATCHES_AHEAD);
         let model = prepared.embedder.info().identity.clone();
-        let work = Arc::new(Work {
+        let run = Arc::new(IngestRun {
             service: self.service.clone(),
             records: Arc::clone(&self.records),
             ledger: self.ledger.clone(),
@@ -119,16 +122,17 @@ impl Ingestion {
             splitter: Splitter::new(
                 TokenSizer::new(prepared.embedder, prepared.chunk_tokens),
                 prepared.chunk_tokens,
-            ),
+            )
+            .cancelled_by(is_dropped.clone()),
             chunk_tokens: prepared.chunk_tokens,
-            read: self.read.clone(),
+            reader: DocumentReader::new(self.read.clone(), is_dropped),
             progress,
             runtime: Handle::current(),
             steps: step_sender,
         };
         let (ended_sender, ended) = oneshot::channel();
-        // A thread of its own, not one of the runtime's: it may wait for standard input, and must
-        // not hold up the end of the program. It ends when nobody takes its steps any more.
+        // A thread outside of the runtime: it may wait for standard input, and must not delay the end
+        // of the program. It ends when its steps are not received any more.
         std::thread::Builder::new()
             .name("ingest".to_owned())
             .spawn(move || {
@@ -137,15 +141,15 @@ impl Ingestion {
             .map_err(|error| ModelError::Unavailable(format!("no thread to read documents in: {error}")))?;
         let preparing = async {
             match ended.await {
-                Ok(Ok(()) | Err(Stop::Unwanted)) => Ok(()),
+                Ok(Ok(()) | Err(Stop::Cancelled)) => Ok(()),
                 Ok(Err(Stop::Store(error))) => Err(ServiceError::from(error)),
                 Err(_) => Err(ModelError::Failed("reading documents ended unexpectedly".to_owned()).into()),
             }
         };
         tokio::try_join!(
             preparing,
-            embed_batches(&work, steps, batch_sender),
-            store_batches(&work, batches)
+            embed_batches(&run, steps, batch_sender),
+            store_batches(&run, batches)
         )?;
         Ok(())
     }
@@ -176,7 +180,7 @@ fn check_width(collection: &Collection, model: &ModelIdentity) -> Result<(), Inv
     }
 }
 
-struct Work {
+struct IngestRun {
     service: Service,
     records: Arc<dyn Records>,
     ledger: Ledger,
@@ -188,13 +192,13 @@ struct Work {
 }
 
 #[derive(Default)]
-struct Batch {
-    chunks: Vec<(Change, Chunk)>,
-    finishes: Vec<Finish>,
+struct ChunkBatch {
+    chunks: Vec<(ChunkChange, Chunk)>,
+    finishes: Vec<FinishedSource>,
     tokens: usize,
 }
 
-impl Batch {
+impl ChunkBatch {
     fn is_full(&self) -> bool {
         self.tokens >= BATCH_TOKENS
             || self.chunks.len() >= BATCH_CHUNKS
@@ -205,55 +209,55 @@ impl Batch {
         self.chunks.is_empty() && self.finishes.is_empty()
     }
 
-    fn add(&mut self, step: Step) {
+    fn add(&mut self, step: PipelineStep) {
         match step {
-            Step::Store(change, chunk) => {
+            PipelineStep::Store(change, chunk) => {
                 self.tokens += chunk.tokens;
                 self.chunks.push((change, *chunk));
             }
-            Step::Finish(finish) => self.finishes.push(*finish),
+            PipelineStep::Finish(finish) => self.finishes.push(*finish),
         }
     }
 }
 
-/// A batch whose new content is with the model.
-struct InFlight {
-    batch: Batch,
+/// A batch whose new content is being embedded.
+struct EmbeddingBatch {
+    batch: ChunkBatch,
     known: HashMap<LedgerKey, Entry>,
     new: Vec<LedgerKey>,
-    vectors: Task<Result<Vec<Option<Embedding>>, ServiceError>>,
+    vectors: AbortOnDrop<Result<Vec<Option<Embedding>>, ServiceError>>,
 }
 
-/// A task that ends with its owner.
-struct Task<T>(JoinHandle<T>);
+/// A task that is aborted when dropped.
+struct AbortOnDrop<T>(JoinHandle<T>);
 
-impl<T> Drop for Task<T> {
+impl<T> Drop for AbortOnDrop<T> {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
 async fn embed_batches(
-    work: &Arc<Work>,
-    mut steps: mpsc::Receiver<Step>,
-    batches: mpsc::Sender<InFlight>,
+    run: &Arc<IngestRun>,
+    mut steps: mpsc::Receiver<PipelineStep>,
+    batches: mpsc::Sender<EmbeddingBatch>,
 ) -> Result<(), ServiceError> {
-    let mut batch = Batch::default();
+    let mut batch = ChunkBatch::default();
     loop {
         let step = if batch.is_empty() {
             Ok(steps.recv().await)
         } else {
-            tokio::time::timeout(LINGER, steps.recv()).await
+            tokio::time::timeout(BATCH_WINDOW, steps.recv()).await
         };
         let ended = matches!(step, Ok(None));
-        let lingered = step.is_err();
+        let is_due = step.is_err();
         if let Ok(Some(step)) = step {
             batch.add(step);
         }
-        // While the model has enough to do, a batch may as well grow.
+        // A batch grows while the model is busy.
         let idle = || batches.capacity() > 0;
-        if (batch.is_full() || ended || (lingered && idle())) && !batch.is_empty() {
-            let started = work.start(std::mem::take(&mut batch)).await?;
+        if (batch.is_full() || ended || (is_due && idle())) && !batch.is_empty() {
+            let started = run.start(std::mem::take(&mut batch)).await?;
             if batches.send(started).await.is_err() {
                 return Ok(());
             }
@@ -264,23 +268,26 @@ async fn embed_batches(
     }
 }
 
-async fn store_batches(work: &Arc<Work>, mut batches: mpsc::Receiver<InFlight>) -> Result<(), ServiceError> {
+async fn store_batches(
+    run: &Arc<IngestRun>,
+    mut batches: mpsc::Receiver<EmbeddingBatch>,
+) -> Result<(), ServiceError> {
     while let Some(started) = batches.recv().await {
-        work.finish(started).await?;
+        run.finish(started).await?;
     }
     Ok(())
 }
 
-impl Work {
+impl IngestRun {
     fn key(&self, chunk: &Chunk) -> LedgerKey {
         LedgerKey::new(Scope::Ingestion, &chunk.content_hash, &self.model)
     }
 
-    /// Looks up what is known and hands the rest to the model, each content once. What another batch
-    /// has with the model, of this run or of another, is taken from the ledger later.
-    async fn start(self: &Arc<Self>, batch: Batch) -> Result<InFlight, ServiceError> {
+    /// Looks up known content and hands the rest to the model, each content once. Content that another
+    /// batch is embedding, of this run or another, is taken from the ledger later.
+    async fn start(self: &Arc<Self>, batch: ChunkBatch) -> Result<EmbeddingBatch, ServiceError> {
         let keys: Vec<LedgerKey> = batch.chunks.iter().map(|(_, chunk)| self.key(chunk)).collect();
-        // Taken before it is looked up: what somebody else had embedded until now is found.
+        // Claimed before the lookup, which then finds everything that was embedded until now.
         let mut turn = self.ledger.claim(&keys);
         let known = self.ledger.find(&keys).await?;
         turn.keep(|key| !known.contains_key(key));
@@ -292,16 +299,15 @@ impl Work {
                 texts.push(chunk.document.text.clone());
             }
         }
-        let (work, of_turn) = (Arc::clone(self), new.clone());
-        let vectors = Task(tokio::spawn(async move {
-            // Until the vectors are in the ledger, and no longer: whoever waits for them must not
-            // have to wait for what this run stores before.
+        let (run, of_turn) = (Arc::clone(self), new.clone());
+        let vectors = AbortOnDrop(tokio::spawn(async move {
+            // Held until the vectors are in the ledger, and not until they are stored.
             let _turn = turn;
-            let vectors = embed(work.embedder.as_ref(), texts, work.attempts).await?;
-            work.ledger.record(entries(&of_turn, &vectors)).await?;
+            let vectors = embed(run.embedder.as_ref(), texts, run.attempts).await?;
+            run.ledger.record(entries(&of_turn, &vectors)).await?;
             Ok(vectors)
         }));
-        Ok(InFlight {
+        Ok(EmbeddingBatch {
             batch,
             known,
             new,
@@ -309,13 +315,15 @@ impl Work {
         })
     }
 
-    /// Waits for the vectors, stores the chunks, then notes what is finished.
-    async fn finish(&self, mut started: InFlight) -> Result<(), ServiceError> {
+    /// Waits for the vectors, stores the chunks, then records finished sources.
+    async fn finish(&self, mut started: EmbeddingBatch) -> Result<(), ServiceError> {
         let vectors = match (&mut started.vectors.0).await {
             Ok(vectors) => vectors?,
-            Err(error) => return Err(ModelError::Failed(format!("embedding broke off: {error}")).into()),
+            Err(error) => {
+                return Err(ModelError::Failed(format!("embedding was interrupted: {error}")).into());
+            }
         };
-        let InFlight {
+        let EmbeddingBatch {
             batch,
             mut known,
             new,
@@ -333,13 +341,16 @@ impl Work {
         let mut refused: HashSet<String> = HashSet::new();
         let mut documents: HashMap<DocumentId, StoredDocument> = HashMap::with_capacity(batch.chunks.len());
         let mut order = Vec::with_capacity(batch.chunks.len());
-        let mut stored = 0;
-        for (_, chunk) in batch.chunks {
+        let mut stored = ChunkCounts::default();
+        for (change, chunk) in batch.chunks {
             let Some(entry) = known.get(&self.key(&chunk)) else {
                 refused.extend(source_of(&chunk));
                 continue;
             };
-            stored += 1;
+            match change {
+                ChunkChange::Added => stored.added += 1,
+                ChunkChange::Changed => stored.changed += 1,
+            }
             let id = chunk.document.id.clone();
             let document = StoredDocument {
                 document: chunk.document,
@@ -350,6 +361,18 @@ impl Work {
             }
         }
         let documents: Vec<StoredDocument> = order.iter().filter_map(|id| documents.remove(id)).collect();
+        // Counted first: a run that is cancelled now still stores the batch.
+        self.progress.update(|report| {
+            let chunks = stored.added + stored.changed;
+            report.tokens += tokens;
+            report.chunks.added += stored.added;
+            report.chunks.changed += stored.changed;
+            report.chunks.embedded += embedded;
+            report.chunks.reused += chunks - embedded.min(chunks);
+            for source in &refused {
+                report.fail(source, "the model could not embed a part of it");
+            }
+        });
         if !documents.is_empty() {
             let batch = DocumentBatch {
                 documents,
@@ -357,22 +380,14 @@ impl Work {
             };
             self.service.store.upsert(&self.collection, batch).await?;
         }
-        self.progress.update(|report| {
-            report.tokens += tokens;
-            report.chunks.embedded += embedded;
-            report.chunks.reused += stored - embedded.min(stored);
-            for source in &refused {
-                report.fail(source, "the model could not embed a part of it");
-            }
-        });
         self.note_finished(batch.finishes, &refused).await
     }
 
-    /// Waits for content that another batch has in flight. Where it is not in the ledger then
-    /// (because the model refused it, or its last document went meanwhile) it is embedded here.
+    /// Waits for content that another batch has in flight. Content that is not in the ledger then
+    /// (because the model refused it, or its last document was removed) is embedded here.
     async fn find_missing(
         &self,
-        batch: &Batch,
+        batch: &ChunkBatch,
         tried: &[LedgerKey],
         known: &mut HashMap<LedgerKey, Entry>,
     ) -> Result<(), ServiceError> {
@@ -404,7 +419,7 @@ impl Work {
 
     async fn note_finished(
         &self,
-        finishes: Vec<Finish>,
+        finishes: Vec<FinishedSource>,
         refused: &HashSet<String>,
     ) -> Result<(), ServiceError> {
         let mut remove = Vec::new();
@@ -434,8 +449,6 @@ impl Work {
         self.progress.update(|report| {
             for finish in &finishes {
                 report.bytes += finish.bytes;
-                report.chunks.added += finish.chunks.added;
-                report.chunks.changed += finish.chunks.changed;
                 report.chunks.unchanged += finish.chunks.unchanged;
                 report.chunks.removed += finish.chunks.removed;
                 report.documents.removed += finish.documents.removed;
@@ -450,10 +463,10 @@ impl Work {
     }
 }
 
-impl Work {
-    /// A vector says much about the text it was made of: it goes with the last document that has the
-    /// text, in whatever collection. Where that cannot be found out (a process that only writes holds
-    /// no index of contents) or would take long, it stays.
+impl IngestRun {
+    /// Removes vectors of texts that no document has any more, in any collection: a vector reveals
+    /// much of its text. Where that cannot be decided (a write-only process has no index of contents)
+    /// or would take long, vectors stay.
     async fn forget_unused(&self, mut hashes: BTreeSet<String>) -> Result<(), ServiceError> {
         if hashes.is_empty() {
             return Ok(());
@@ -464,7 +477,7 @@ impl Work {
         }
         for collection in collections {
             match self.drop_used(&collection.name, &mut hashes).await {
-                // Gone meanwhile, and what it had with it.
+                // Deleted meanwhile, with its documents.
                 Ok(()) | Err(StorageError::CollectionNotFound(_)) => {}
                 Err(StorageError::Unsupported(_)) => return Ok(()),
                 Err(error) => return Err(error.into()),
@@ -476,7 +489,7 @@ impl Work {
         Ok(self.ledger.forget(keys.collect()).await?)
     }
 
-    /// Leaves the hashes of contents that no document of the collection has.
+    /// Keeps the hashes of contents that no document of the collection has.
     async fn drop_used(
         &self,
         collection: &CollectionName,
@@ -510,7 +523,7 @@ impl Work {
     }
 }
 
-/// What goes into the ledger, without the texts that the model refused.
+/// Ledger entries, without texts that the model refused.
 fn entries(keys: &[LedgerKey], vectors: &[Option<Embedding>]) -> Vec<(LedgerKey, Entry)> {
     let entry = |(key, embedding): (&LedgerKey, &Option<Embedding>)| {
         let entry = Entry {

@@ -1,4 +1,4 @@
-//! How large a piece of text is, in the tokens of the model that will read it.
+//! Size of a text in tokens of the model.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -7,12 +7,12 @@ use std::sync::Arc;
 use ragstone_core::model::Embedder;
 use text_splitter::ChunkSizer;
 
-/// No token stands for more text than this on average: a model that reads a megabyte without a
-/// space as one unknown word must not make one chunk of it.
+/// Upper bound of the bytes per token. A model may read a megabyte without a space as one unknown
+/// word, which must not become one chunk.
 const MAX_BYTES_PER_TOKEN: usize = 16;
-/// Where only a far service could count: about what English takes.
+/// Estimate for English, where only a remote service could count.
 const GUESSED_BYTES_PER_TOKEN: usize = 4;
-/// Words longer than this are counted each time, and so many others are remembered.
+/// Words that are longer are not cached.
 const MAX_CACHED_WORD: usize = 48;
 const MAX_CACHED_WORDS: usize = 200_000;
 /// Room for special tokens and a prompt.
@@ -34,9 +34,9 @@ pub fn max_tokens(embedder: &dyn Embedder) -> Option<usize> {
         .map(|max| max.saturating_sub(RESERVED).max(MIN_TOKENS))
 }
 
-/// Counts word by word and remembers the counts: the splitter measures every text several times
-/// over, and tokenising it each time would cost more than a tenth of embedding it. Tokenisers cut at
-/// white space before anything else, so the sum over the words is the count of the text.
+/// Counts tokens word by word with a cache: the splitter measures every text several times, and
+/// tokenizing it each time would cost more than a tenth of embedding it. Tokenizers split at white space
+/// first, so that the sum over the words is the count of the text.
 pub struct TokenSizer {
     embedder: Arc<dyn Embedder>,
     largest: usize,
@@ -44,7 +44,7 @@ pub struct TokenSizer {
 }
 
 impl TokenSizer {
-    /// `largest` is the size of a chunk; how much larger a text is than that need not be exact.
+    /// `largest` is the chunk size, above which counts need not be exact.
     pub fn new(embedder: Arc<dyn Embedder>, largest: usize) -> Self {
         Self {
             embedder,

@@ -7,7 +7,7 @@ use ragstone_core::storage::StorageError;
 use serde::{Deserialize, Serialize};
 
 use super::{NewItem, NewJob};
-use crate::ingest::{Earlier, Kind, Report};
+use crate::ingest::{Earlier, InputOptions, Kind, Report};
 use crate::lease::Leased;
 
 pub(super) const KIND: &str = "job";
@@ -102,6 +102,8 @@ pub(super) struct ItemRecord {
     /// Absent in records of older versions.
     #[serde(default)]
     pub(super) earlier: Earlier,
+    #[serde(default)]
+    pub(super) options: InputOptions,
 }
 
 impl ItemRecord {
@@ -113,6 +115,7 @@ impl ItemRecord {
             parts: item.bytes.len().div_ceil(PART_BYTES),
             partial: item.partial.is_some(),
             earlier: item.partial.clone().unwrap_or_default(),
+            options: item.options.clone(),
         }
     }
 }

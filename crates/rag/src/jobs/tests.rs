@@ -72,6 +72,7 @@ fn new_job(items: Vec<(&str, Vec<u8>)>) -> NewJob {
         kind: Kind::of_path(std::path::Path::new(source)),
         bytes,
         partial: None,
+        options: InputOptions::default(),
     });
     NewJob {
         collection: CollectionName::parse("c").unwrap(),

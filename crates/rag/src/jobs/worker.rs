@@ -373,9 +373,9 @@ async fn ingest_group(jobs: &Jobs, record: &JobRecord, work: GroupOfItems<'_>) -
             }
             let input = Input {
                 source: item.source.clone(),
-                origin: None,
                 kind,
                 content: item.content(bytes),
+                options: item.options.clone(),
             };
             if sender.send(input).await.is_err() {
                 break;

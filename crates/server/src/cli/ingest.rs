@@ -17,11 +17,12 @@ use ragstone_core::document::Metadata;
 use ragstone_core::model::Embedder;
 use ragstone_core::storage::{MetadataUpdate, StorageError};
 use ragstone_rag::ingest::chunk::keys;
+use ragstone_rag::ingest::known::origin;
 use ragstone_rag::ingest::size::TokenSizer;
-use ragstone_rag::ingest::walk::{Found, FoundFile, Selection, is_gone};
+use ragstone_rag::ingest::walk::{SourceFile, Walk, WalkOptions, Walker};
 use ragstone_rag::ingest::{
-    Content, IngestTarget, Ingestion, Input, IsolatedReader, Kind, Progress, ReadOptions, Splitter,
-    UNKNOWN_TYPE, chunk_tokens, chunks_of,
+    Chunk, Content, DocumentReader, IngestTarget, Ingestion, Input, InputOptions, IsolatedReader, Kind,
+    KnownFiles, Progress, ReadOptions, Splitter, UNKNOWN_TYPE, chunk_tokens, each_chunk,
 };
 use ragstone_rag::jobs::check_source;
 use ragstone_rag::ledger::Ledger;
@@ -30,66 +31,80 @@ use ragstone_store::IndexScope;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use super::remote::{REMOTE_ENVIRONMENT, server_url};
+use super::remote::server_url;
 use super::{block_on, quickstart, wrong_arguments};
-use crate::config::{EmbeddingsChoice, LocalArgs, Settings};
+use crate::config::{self, EmbeddingsChoice, LocalArgs, Settings, StoreArgs};
 use crate::stores::OpenStore;
 use crate::{listen, startup, telemetry};
 
-/// The name of the hidden command that parses what may be harmful.
+/// The hidden command that parses untrusted documents.
 pub const READ_UNTRUSTED: &str = "read-untrusted";
 const STDIN: &str = "-";
-const READ_TIMEOUT: Duration = Duration::from_secs(60);
+/// For one document.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
 const MAX_TEXT_BYTES: u64 = 64 << 20;
-/// What a reader may take beside what its allocator reserves from the start, which is a gigabyte. Half
-/// of it is the stack that HTML is walked on.
+/// Processor time of a reader, which parses many documents. Ends one whose parent was killed.
+#[cfg(unix)]
+const MAX_CPU: Duration = Duration::from_secs(600);
+/// Memory of a reader beside the gigabyte that its allocator reserves from the start.
 #[cfg(unix)]
 const MORE_DATA: u64 = 512 << 20;
 
 #[derive(Args)]
-#[command(after_help = REMOTE_ENVIRONMENT)]
+#[command(after_help = ENVIRONMENT)]
 pub struct IngestArgs {
     /// Files, folders and patterns such as 'docs/**/*.md'; `-` reads JSONL from standard input
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
-    /// The collection to ingest into; made if it is not there
+    /// Ingest into this collection, creating it if needed
     #[arg(long, short, value_name = "NAME")]
     collection: String,
-    /// Send the documents to this server instead of opening the data directory
-    #[arg(long, value_name = "URL", env = "RAGSTONE_URL", value_parser = server_url)]
+    /// Send the documents to this server instead of opening the data directory [env: RAGSTONE_URL]
+    #[arg(long, value_name = "URL", value_parser = server_url)]
     url: Option<String>,
-    /// Remove documents whose files are gone from the given paths. Through a server, files are known
-    /// by their names alone: what another folder brought under the same names is taken for this one's
+    /// Remove documents of files that this machine ingested before and that are gone from PATH
     #[arg(long)]
     prune: bool,
-    /// Put this before the names that documents are known by, so that two folders with files of the
-    /// same names fit into one collection
+    /// Prefix for document names, to ingest folders with identical file names
     #[arg(long = "as", value_name = "NAME")]
     prefix: Option<String>,
-    /// Show the chunks; store nothing
+    /// Show the chunks and store nothing
     #[arg(long)]
     dry_run: bool,
     /// Print the report (or the chunks) as JSON
     #[arg(long)]
     json: bool,
-    /// The embedding model of a new collection [default: the first one]
+    /// Embedding model of a new collection [default: the first one]
     #[arg(long, value_name = "ID")]
     model: Option<String>,
-    /// The largest chunk, in tokens of the model [default: 256, or what the model can read, if that is less]
+    /// Largest chunk, in tokens of the model [default: 256, or what the model can read, if that is less]
     #[arg(long, value_name = "N")]
     chunk_tokens: Option<usize>,
-    /// Of what is in folders, only files that match
+    /// Add this field to the metadata of all documents; FILE.metadata.json adds fields to FILE
+    #[arg(long, value_name = "KEY=VALUE", value_parser = metadata_field)]
+    metadata: Vec<(String, Value)>,
+    /// Types of CSV columns: infer numbers and booleans (auto), or store all cells as strings (text)
+    #[arg(long, value_name = "TYPES", default_value = "auto", value_parser = ["auto", "text"])]
+    csv_types: String,
+    /// Only ingest files in folders that match GLOB
     #[arg(long, value_name = "GLOB")]
     include: Vec<String>,
-    /// Of what is in folders, no files that match
+    /// Do not ingest files in folders that match GLOB
     #[arg(long, value_name = "GLOB")]
     exclude: Vec<String>,
-    /// What documents from standard input are known by
+    /// Also ingest files that .gitignore excludes, node_modules and build folders
+    #[arg(long)]
+    no_ignore: bool,
+    /// Name for documents from standard input
     #[arg(long, value_name = "NAME", default_value = "stdin")]
     source: String,
     #[command(flatten)]
     local: LocalArgs,
 }
+
+const ENVIRONMENT: &str = "Environment:\n  \
+    RAGSTONE_API_KEY  The key to send, where the server wants one\n  \
+    RAGSTONE_URL      Server to send the documents to, unless --data-dir or --store is given";
 
 pub fn run(args: &IngestArgs) -> anyhow::Result<()> {
     telemetry::start_logs(telemetry::LogFormat::Text);
@@ -97,69 +112,152 @@ pub fn run(args: &IngestArgs) -> anyhow::Result<()> {
         CollectionName::parse(args.collection.as_str()).unwrap_or_else(|error| wrong_arguments(error));
     let files: Vec<String> = args.paths.iter().filter(|path| *path != STDIN).cloned().collect();
     if args.prune && files.is_empty() {
-        wrong_arguments("--prune needs paths: what is not in standard input is not taken for gone");
+        wrong_arguments("--prune needs paths: documents from standard input are never pruned");
     }
     if let Some(Err(problem)) = args.prefix.as_deref().map(check_source) {
         wrong_arguments(format!("--as: {problem}"));
     }
-    let selection =
-        Selection::new(&files, &args.include, &args.exclude).unwrap_or_else(|error| wrong_arguments(error));
-    let mut found = selection.find();
-    for file in &mut found.files {
-        file.source = args.known_as(&file.source);
+    let url = args.server().unwrap_or_else(|error| wrong_arguments(error));
+    let options = WalkOptions {
+        include: args.include.clone(),
+        exclude: args.exclude.clone(),
+        no_ignore: args.no_ignore,
+    };
+    let walker = Walker::new(&files, &options).unwrap_or_else(|error| wrong_arguments(error));
+    let mut walk = walker.walk();
+    if args.prune && walk.covered.len() < files.len() {
+        tracing::warn!("some paths could not be read completely; skipping --prune for them");
     }
-    if args.prune && found.covered.len() < files.len() {
-        tracing::warn!("what could not be looked into from end to end is not taken for gone");
-    }
-    for pattern in std::mem::take(&mut found.unmatched) {
+    for pattern in std::mem::take(&mut walk.unmatched) {
         if args.prune {
-            // All that it matched may be what is to be removed.
+            // All files that it matched may be gone.
             tracing::warn!(pattern, "no file matches");
         } else {
-            found.problems.push((pattern, "no file matches".to_owned()));
+            walk.problems.push((pattern, "no file matches".to_owned()));
         }
     }
-    let could_prune = args.prune && !found.covered.is_empty();
-    let nothing = found.files.is_empty() && !could_prune && files.len() == args.paths.len();
-    if nothing && !found.problems.is_empty() && !args.dry_run {
-        // Nobody wants a collection that is named after a typing error.
+    let could_prune = args.prune && !walk.covered.is_empty();
+    let nothing = walk.files.is_empty() && !could_prune && files.len() == args.paths.len();
+    if nothing && !walk.problems.is_empty() && !args.dry_run {
+        // A mistyped path must not create a collection.
         let progress = Progress::default();
-        note_problems(&found, &progress);
+        note_problems(&walk, &progress);
         show::report(&progress, &args.collection, args.json)?;
         return show::failures(&progress, "ingested");
     }
-    match &args.url {
-        Some(url) if !args.dry_run => block_on(remote::ingest(args, url.clone(), &collection, found)),
-        _ => block_on(ingest_here(args, collection, found)),
+    match url {
+        Some(url) if !args.dry_run => block_on(remote::ingest(args, url, &collection, walk)),
+        _ => block_on(ingest_here(args, collection, walk)),
     }
 }
 
 impl IngestArgs {
-    /// What documents of a file are known by.
-    fn known_as(&self, name: &str) -> String {
-        match &self.prefix {
-            Some(prefix) => format!("{}/{name}", prefix.trim_end_matches('/')),
+    /// The server to send documents to. A store that is given explicitly is used instead of the server
+    /// in the environment.
+    fn server(&self) -> Result<Option<String>, String> {
+        let StoreArgs { data_dir, store, .. } = &self.local.store;
+        let data_dir = data_dir.as_ref().and_then(|path| path.to_str());
+        let is_explicit = |value: Option<&str>, variable: &str| {
+            value.is_some() && value != config::process_env(variable).as_deref()
+        };
+        if self.url.is_some()
+            || is_explicit(data_dir, "RAGSTONE_DATA_DIR")
+            || is_explicit(store.as_deref(), "RAGSTONE_STORE")
+        {
+            return Ok(self.url.clone());
+        }
+        let from_env = config::process_env("RAGSTONE_URL");
+        let checked = from_env.map(|url| server_url(&url).map_err(|error| format!("RAGSTONE_URL: {error}")));
+        checked.transpose()
+    }
+
+    /// The name of documents, with the prefix.
+    fn prefixed(&self, name: &str) -> String {
+        match self.prefix() {
+            Some(prefix) => format!("{prefix}/{name}"),
             None => name.to_owned(),
         }
     }
-}
 
-/// The other side of [`IsolatedReader`]: limits this process, then parses standard input.
-pub fn read_untrusted(kind: &str) -> anyhow::Result<()> {
-    confine();
-    let kind: Kind = serde_json::from_value(Value::from(kind)).context("no such kind of file")?;
-    let mut bytes = Vec::new();
-    std::io::Read::read_to_end(&mut std::io::stdin().lock(), &mut bytes)?;
-    match ragstone_rag::ingest::read::confined(kind, &bytes) {
-        Ok(text) => Ok(std::io::stdout().lock().write_all(text.as_bytes())?),
-        Err(problem) => {
-            eprintln!("{problem}");
-            std::process::exit(1)
+    fn prefix(&self) -> Option<&str> {
+        self.prefix.as_deref().map(|prefix| prefix.trim_end_matches('/'))
+    }
+
+    /// Names the files: a file that was ingested before keeps its name.
+    fn name_files(&self, walk: &mut Walk, known: &KnownFiles) {
+        for mut file in std::mem::take(&mut walk.files) {
+            let wanted = self.prefixed(&file.source);
+            match known.name(&file.origin, &wanted, self.prefix()) {
+                Ok(name) => {
+                    file.source = name;
+                    walk.files.push(file);
+                }
+                Err(problem) => walk.problems.push((wanted, problem.to_string())),
+            }
         }
+    }
+
+    fn csv_as_text(&self) -> bool {
+        self.csv_types == "text"
+    }
+
+    fn stdin_options(&self) -> InputOptions {
+        InputOptions {
+            origin: None,
+            metadata: self.metadata.iter().cloned().collect(),
+            csv_as_text: self.csv_as_text(),
+        }
+    }
+
+    /// Options of a file, with the metadata of the file beside it.
+    fn file_options(&self, file: &SourceFile) -> Result<InputOptions, String> {
+        let mut options = self.stdin_options();
+        options.origin = Some(origin(&machine(), &file.origin));
+        if let Some(sidecar) = &file.sidecar {
+            let read = std::fs::read(sidecar).map_err(|error| error.to_string());
+            let fields = read.and_then(|bytes| {
+                serde_json::from_slice::<Metadata>(&bytes)
+                    .map_err(|error| format!("not a JSON object: {error}"))
+            });
+            let fields = fields.map_err(|error| format!("its metadata in {}: {error}", sidecar.display()))?;
+            options.metadata.extend(fields);
+        }
+        Ok(options)
     }
 }
 
-/// What this process has mapped for data already, most of it reserved by the allocator and unused.
+/// Parses `KEY=VALUE`. Numbers and booleans are stored as such.
+fn metadata_field(text: &str) -> Result<(String, Value), String> {
+    let (key, value) = text
+        .split_once('=')
+        .filter(|(key, _)| !key.trim().is_empty())
+        .ok_or("expected KEY=VALUE")?;
+    let parsed = serde_json::from_str(value).ok();
+    let scalar = parsed.filter(|value: &Value| value.is_number() || value.is_boolean());
+    Ok((
+        key.trim().to_owned(),
+        scalar.unwrap_or_else(|| Value::from(value)),
+    ))
+}
+
+/// The name of this machine, which tells files of several machines apart.
+fn machine() -> String {
+    #[cfg(unix)]
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    #[cfg(not(unix))]
+    let name = std::env::var("COMPUTERNAME").unwrap_or_default();
+    name
+}
+
+/// The child's side of [`IsolatedReader`]: limits this process, then parses documents.
+pub fn read_untrusted(kind: &str) -> anyhow::Result<()> {
+    confine();
+    let kind: Kind = serde_json::from_value(Value::from(kind)).context("no such kind of file")?;
+    let (input, output) = (std::io::stdin().lock(), std::io::stdout().lock());
+    Ok(ragstone_rag::ingest::read::serve(kind, input, output)?)
+}
+
+/// Bytes that this process has mapped for data, most of them reserved by the allocator and unused.
 #[cfg(unix)]
 fn data_bytes() -> u64 {
     let pages = std::fs::read_to_string("/proc/self/statm")
@@ -169,7 +267,7 @@ fn data_bytes() -> u64 {
     pages * rustix::param::page_size() as u64
 }
 
-/// Memory and time that no honest file needs.
+/// Limits the memory and time of this process.
 fn confine() {
     #[cfg(unix)]
     {
@@ -179,30 +277,30 @@ fn confine() {
             maximum: Some(most),
         };
         let _ = setrlimit(Resource::Data, limit(data_bytes() + MORE_DATA));
-        let _ = setrlimit(Resource::Cpu, limit(READ_TIMEOUT.as_secs()));
+        let _ = setrlimit(Resource::Cpu, limit(MAX_CPU.as_secs()));
         let _ = setrlimit(Resource::Core, limit(0));
     }
-    // Parsers that give up say so by panicking; the sentence for the user is printed elsewhere.
+    // Parsers panic on documents they cannot read; the reason is reported otherwise.
     std::panic::set_hook(Box::new(|_| {}));
 }
 
-/// How documents are read, in the server and here.
+/// Options for reading documents, in the server and here.
 pub fn read_options() -> ReadOptions {
-    let isolated = std::env::current_exe().ok().map(|program| IsolatedReader {
-        program,
-        arguments: vec![READ_UNTRUSTED.into()],
-        timeout: READ_TIMEOUT,
-        max_text_bytes: MAX_TEXT_BYTES,
-    });
+    let program = std::env::current_exe().unwrap_or_else(|_| "ragstone".into());
     ReadOptions {
-        isolated,
+        isolated: Some(IsolatedReader {
+            program,
+            arguments: vec![READ_UNTRUSTED.into()],
+            timeout: READ_TIMEOUT,
+            max_text_bytes: MAX_TEXT_BYTES,
+        }),
         ..ReadOptions::default()
     }
 }
 
-async fn ingest_here(args: &IngestArgs, collection: CollectionName, mut found: Found) -> anyhow::Result<()> {
+async fn ingest_here(args: &IngestArgs, collection: CollectionName, mut walk: Walk) -> anyhow::Result<()> {
     let settings = args.local.settings()?;
-    // The store first: whether it can be had is known at once, a model takes a while.
+    // The store first: opening it fails at once, and loading a model takes a while.
     let store = if args.dry_run {
         None
     } else {
@@ -210,7 +308,8 @@ async fn ingest_here(args: &IngestArgs, collection: CollectionName, mut found: F
     };
     let models = load_models(&settings, store.as_ref().map(OpenStore::records)).await?;
     let Some(store) = store else {
-        return dry_run(args, &models, found);
+        args.name_files(&mut walk, &KnownFiles::default());
+        return dry_run(args, &models, walk);
     };
     let service = Service {
         store: store.store(),
@@ -220,7 +319,7 @@ async fn ingest_here(args: &IngestArgs, collection: CollectionName, mut found: F
         collection: collection.clone(),
         chunk_tokens: args.chunk_tokens,
     };
-    ensure_collection(&service, &collection, args.model.as_deref()).await?;
+    let created = ensure_collection(&service, &collection, args.model.as_deref()).await?;
     let ingestion = Ingestion {
         service,
         records: store.records(),
@@ -228,24 +327,22 @@ async fn ingest_here(args: &IngestArgs, collection: CollectionName, mut found: F
         read: read_options(),
         attempts: 8,
     };
+    if created {
+        ingestion.forget_collection(&collection).await?;
+    }
+    let known = async || anyhow::Ok(KnownFiles::new(&machine(), ingestion.sources(&collection).await?));
+    args.name_files(&mut walk, &known().await?);
     let progress = Arc::new(Progress::default());
-    let total: u64 = found.files.iter().map(|file| file.bytes).sum();
-    let shown = show::Shown::start(Arc::clone(&progress), total, args.json);
+    let total: u64 = walk.files.iter().map(|file| file.bytes).sum();
+    let shown = show::IngestDisplay::start(Arc::clone(&progress), total, args.json);
     let work = async {
         let prepared = ingestion.check(&target).await?;
-        let covered = std::mem::take(&mut found.covered);
-        let inputs = feed(args, found, &progress);
+        let covered = std::mem::take(&mut walk.covered);
+        let inputs = feed(args, walk, &progress);
         ingestion.run(prepared, inputs, Arc::clone(&progress)).await?;
         if args.prune {
-            for ingested in ingestion.ingested(&collection).await? {
-                let vanished = ingested.origin.is_some_and(|origin| {
-                    covered.iter().any(|covered| covered.covers(&origin)) && is_gone(&origin)
-                });
-                if vanished {
-                    ingestion
-                        .remove_source(&collection, &ingested.source, &progress)
-                        .await?;
-                }
+            for source in known().await?.gone(&covered) {
+                ingestion.remove_source(&collection, &source, &progress).await?;
             }
         }
         anyhow::Ok(())
@@ -253,7 +350,7 @@ async fn ingest_here(args: &IngestArgs, collection: CollectionName, mut found: F
     let done = tokio::select! {
         done = work => done,
         () = listen::stop_signal() => Err(anyhow::anyhow!(
-            "stopped; what was ingested so far is stored, and the same command goes on from there"
+            "stopped; documents ingested so far are stored, and the same command continues"
         )),
     };
     shown.stop().await;
@@ -266,8 +363,7 @@ async fn ingest_here(args: &IngestArgs, collection: CollectionName, mut found: F
     show::failures(&progress, "ingested")
 }
 
-/// What ingestion asks of a collection. Nobody searches here, and what a search needs would grow with
-/// what is ingested.
+/// Indexes that ingestion needs. Those for search would grow with the collection.
 const INDEX_SCOPE: IndexScope = IndexScope::Fields {
     values: &[keys::SOURCE],
     presence: &[keys::CONTENT_HASH],
@@ -293,27 +389,25 @@ async fn load_models(settings: &Settings, keep: startup::Keep) -> anyhow::Result
     }
 }
 
-/// Makes the collection, or makes sure that it is of the model that was asked for.
+/// Creates the collection, or checks that it has the model that was given. Whether it was created.
 async fn ensure_collection(
     service: &Service,
     name: &CollectionName,
     wanted: Option<&str>,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<bool> {
     let model = |id: &str| Metadata::from_iter([(EMBEDDING_MODEL.to_owned(), Value::from(id))]);
     match service.store.collection(name).await {
         Ok(collection) => match (collection.embedding_model(), wanted) {
-            (Some(there), Some(wanted)) if there != wanted => anyhow::bail!(
-                "collection '{name}' is embedded by '{there}', not by '{wanted}': leave --model out, or name another collection"
-            ),
+            (Some(there), Some(wanted)) if there != wanted => anyhow::bail!(other_model(name, there, wanted)),
             (None, Some(wanted)) if is_empty(&collection) => {
                 service.models.embedder(wanted)?;
                 service
                     .store
                     .update_metadata(name, model(wanted), MetadataUpdate::Merge)
                     .await?;
-                Ok(())
+                Ok(false)
             }
-            _ => Ok(()),
+            _ => Ok(false),
         },
         Err(StorageError::CollectionNotFound(_)) => {
             let embedder: &Arc<dyn Embedder> = match wanted {
@@ -323,66 +417,91 @@ async fn ensure_collection(
                     .default_embedder()
                     .context("no embedding model is loaded")?,
             };
-            service
+            let created = service
                 .store
-                .create_collection(name, model(&embedder.info().identity.id))
-                .await?;
-            Ok(())
+                .create_collection(name, model(&embedder.info().identity.id));
+            match created.await {
+                Ok(_) => Ok(true),
+                // Another process created it just now.
+                Err(StorageError::CollectionExists(_)) => {
+                    let there = service.store.collection(name).await?;
+                    match (there.embedding_model(), wanted) {
+                        (Some(there), Some(wanted)) if there != wanted => {
+                            Err(anyhow::anyhow!(other_model(name, there, wanted)))
+                        }
+                        _ => Ok(false),
+                    }
+                }
+                Err(error) => Err(error.into()),
+            }
         }
         Err(error) => Err(error.into()),
     }
+}
+
+fn other_model(collection: &CollectionName, there: &str, wanted: &str) -> String {
+    format!(
+        "collection '{collection}' uses model '{there}', not '{wanted}': omit --model, or choose another collection"
+    )
 }
 
 fn is_empty(collection: &Collection) -> bool {
     collection.count == 0
 }
 
-/// Hands over what was found, one after the other, as fast as it is taken.
-fn feed(args: &IngestArgs, found: Found, progress: &Arc<Progress>) -> mpsc::Receiver<Input> {
-    let (sender, inputs) = mpsc::channel(16);
-    let stdin = args
-        .paths
-        .iter()
-        .any(|path| path == STDIN)
-        .then(|| args.known_as(&args.source));
-    note_problems(&found, progress);
-    let progress = Arc::clone(progress);
+/// Sends the files to the run, as fast as it takes them.
+fn feed(args: &IngestArgs, walk: Walk, progress: &Arc<Progress>) -> mpsc::Receiver<Input> {
+    let (sender, receiver) = mpsc::channel(16);
+    note_problems(&walk, progress);
+    let files = walk
+        .files
+        .into_iter()
+        .filter_map(|file| to_input(args, file, progress));
+    let inputs: Vec<Input> = files.chain(stdin(args)).collect();
     std::thread::spawn(move || {
-        let stdin = stdin.map(|source| Input {
-            source,
-            origin: None,
-            kind: Kind::JsonLines,
-            content: Content::Stream(Box::new(std::io::stdin())),
-        });
-        let files = found
-            .files
-            .into_iter()
-            .filter_map(|file| to_input(file, &progress));
-        for input in files.chain(stdin) {
+        for input in inputs {
             if sender.blocking_send(input).is_err() {
                 return;
             }
         }
     });
-    inputs
+    receiver
 }
 
-fn note_problems(found: &Found, progress: &Progress) {
-    for (source, problem) in &found.problems {
+/// Rows from standard input, where they are wanted.
+fn stdin(args: &IngestArgs) -> Option<Input> {
+    let wanted = args.paths.iter().any(|path| path == STDIN);
+    wanted.then(|| Input {
+        source: args.prefixed(&args.source),
+        kind: Kind::JsonLines,
+        content: Content::Stream(Box::new(std::io::stdin())),
+        options: args.stdin_options(),
+    })
+}
+
+fn note_problems(walk: &Walk, progress: &Progress) {
+    for (source, problem) in &walk.problems {
         progress.update(|report| report.fail(source, problem));
     }
 }
 
-fn to_input(file: FoundFile, progress: &Progress) -> Option<Input> {
+fn to_input(args: &IngestArgs, file: SourceFile, progress: &Progress) -> Option<Input> {
+    let failed = |source: &str, problem: &str| progress.update(|report| report.fail(source, problem));
     match file.kind {
-        Some(kind) => Some(Input {
-            source: file.source,
-            origin: Some(file.origin),
-            kind,
-            content: Content::File(file.path),
-        }),
+        Some(kind) => match args.file_options(&file) {
+            Ok(options) => Some(Input {
+                source: file.source,
+                kind,
+                content: Content::File(file.path),
+                options,
+            }),
+            Err(problem) => {
+                failed(&file.source, &problem);
+                None
+            }
+        },
         None if file.named => {
-            progress.update(|report| report.fail(file.source, UNKNOWN_TYPE));
+            failed(&file.source, UNKNOWN_TYPE);
             None
         }
         None => {
@@ -392,8 +511,8 @@ fn to_input(file: FoundFile, progress: &Progress) -> Option<Input> {
     }
 }
 
-/// Prints the chunks that would be made, without looking at any collection.
-fn dry_run(args: &IngestArgs, models: &Models, found: Found) -> anyhow::Result<()> {
+/// Prints the chunks without looking at any collection.
+fn dry_run(args: &IngestArgs, models: &Models, walk: Walk) -> anyhow::Result<()> {
     let embedder = match &args.model {
         Some(id) => models.embedder(id)?,
         None => models
@@ -402,43 +521,27 @@ fn dry_run(args: &IngestArgs, models: &Models, found: Found) -> anyhow::Result<(
     };
     let tokens = chunk_tokens(embedder.as_ref(), args.chunk_tokens)?;
     let splitter = Splitter::new(TokenSizer::new(Arc::clone(embedder), tokens), tokens);
-    let options = read_options();
-    let progress = Arc::new(Progress::default());
-    note_problems(&found, &progress);
+    let mut reader = DocumentReader::new(read_options(), || false);
+    let progress = Progress::default();
+    note_problems(&walk, &progress);
     let mut out = std::io::stdout().lock();
-    let stdin = args
-        .paths
-        .iter()
-        .any(|path| path == STDIN)
-        .then(|| -> anyhow::Result<Input> {
-            let mut bytes = Vec::new();
-            std::io::Read::read_to_end(&mut std::io::stdin().lock(), &mut bytes)?;
-            Ok(Input {
-                source: args.known_as(&args.source),
-                origin: None,
-                kind: Kind::JsonLines,
-                content: Content::Memory(bytes),
-            })
-        });
-    let inputs = found
+    let files = walk
         .files
         .into_iter()
-        .filter_map(|file| to_input(file, &progress));
-    for input in inputs.chain(stdin.transpose()?) {
-        let mut bad_row = |problem: String| progress.update(|report| report.fail(&input.source, problem));
-        match chunks_of(&input, &splitter, &options, &mut bad_row) {
-            Ok(chunks) => {
-                for chunk in chunks {
-                    if args.json {
-                        let document = &chunk.document;
-                        let line = json!({"id": document.id.as_str(), "text": document.text, "metadata": document.metadata, "tokens": chunk.tokens});
-                        writeln!(out, "{line}")?;
-                    } else {
-                        show::chunk(&mut out, &chunk)?;
-                    }
-                }
+        .filter_map(|file| to_input(args, file, &progress));
+    for input in files.chain(stdin(args)) {
+        let source = input.source.clone();
+        let failed = |problem: String| progress.update(|report| report.fail(&source, problem));
+        let mut print = |chunk: Chunk| {
+            if !args.json {
+                return show::chunk(&mut out, &chunk);
             }
-            Err(problem) => progress.update(|report| report.fail(&input.source, problem.to_string())),
+            let document = &chunk.document;
+            let line = json!({"id": document.id.as_str(), "text": document.text, "metadata": document.metadata, "tokens": chunk.tokens});
+            writeln!(out, "{line}")
+        };
+        if let Err(problem) = each_chunk(input, &splitter, &mut reader, &mut print, &mut |bad| failed(bad)) {
+            failed(problem.to_string());
         }
     }
     show::failures(&progress, "read")

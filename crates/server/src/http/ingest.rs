@@ -1,4 +1,4 @@
-//! Ingestion as jobs: documents are handed over, split, embedded and stored in the background.
+//! Ingestion as jobs that split, embed and store documents in the background.
 
 use std::collections::BTreeMap;
 
@@ -7,65 +7,105 @@ use axum::extract::State;
 use base64::Engine as _;
 use futures::stream;
 use jiff::Timestamp;
-use ragstone_core::collection::CollectionName;
+use ragstone_core::collection::{CollectionName, shorten};
+use ragstone_core::document::Metadata;
 use ragstone_core::records::Millis;
 use ragstone_rag::ingest::report::{ChunkCounts, DocumentCounts, ItemError};
-use ragstone_rag::ingest::{Earlier, Kind};
+use ragstone_rag::ingest::{Earlier, InputOptions, Kind, Progress, Report};
 use ragstone_rag::jobs::{Job, NewItem, NewJob};
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::error::{ApiError, ErrorBody};
-use super::extract::{CollectionPath, LargeBody, Params, PathText, optional_objects};
+use super::extract::{CollectionPath, JsonBody, LargeBody, Params, PathText, optional_objects};
 use super::state::AppState;
 
 const MAX_ITEMS: usize = 10_000;
+const MAX_ORIGIN_BYTES: usize = 8192;
+const MAX_SOURCES: u64 = 10_000;
+const MAX_REMOVED: usize = 1_000;
 
-/// Documents to be read and split. A multipart upload does the same, one file a part, with the size
-/// of chunks in a field `chunk_tokens`.
+/// Documents to read and split. A multipart upload does the same with one part per file and the fields
+/// `chunk_tokens`, `csv_types` and `metadata`.
 #[derive(Deserialize, ToSchema)]
-#[schema(example = json!({"documents": [{"name": "guide.md", "content": "# Guide\n\nOpen the dome at dusk."}]}))]
+#[schema(example = json!({"documents": [{"name": "guide.md", "content": "# Guide\n\nOpen the dome at dusk.", "metadata": {"team": "dome"}}]}))]
 pub(super) struct IngestBody {
     #[serde(default, deserialize_with = "optional_objects")]
     #[schema(required = true)]
     documents: Option<Vec<IngestDocument>>,
-    /// The largest chunk, in tokens of the collection's model.
+    /// Largest chunk, in tokens of the collection's model.
     chunk_tokens: Option<usize>,
+    /// Types of CSV columns: `auto` (the default) infers numbers and booleans, `text` keeps strings.
+    csv_types: Option<String>,
+    #[serde(flatten)]
+    #[schema(ignore)]
+    unknown: BTreeMap<String, IgnoredAny>,
 }
 
 #[derive(Deserialize, ToSchema)]
 pub(super) struct IngestDocument {
-    /// What the documents are known by as `source`; the same name replaces what was ingested under it.
+    /// Name of the document, stored as `source`. Ingesting the same name again replaces the document.
     #[schema(required = true)]
     name: Option<String>,
     #[serde(alias = "text")]
     #[schema(required = true)]
     content: Option<String>,
-    /// What it is, such as `text/markdown`; where absent or unknown, the name's ending says it.
+    /// Media type, such as `text/markdown`. Default: by the extension of the name.
     media_type: Option<String>,
-    /// `base64` for what is not text, such as PDF.
+    /// `base64` for binary content, such as PDF.
     encoding: Option<String>,
-    /// Some of the rows of a JSONL or CSV file: those that are not among them stay.
+    /// Metadata of every chunk. Fields of the document itself, such as front matter, take precedence.
+    #[schema(value_type = Option<Object>)]
+    metadata: Option<Metadata>,
+    /// Where the client read the document, such as `machine:/path`. Listed with the sources.
+    origin: Option<String>,
+    /// Whether this is a part of the rows of a JSONL or CSV file. Rows that are missing are kept.
     partial: Option<bool>,
-    /// How many lines the parts before this one have, so that errors name the lines of the file.
+    /// Number of lines of the parts before this one, for error messages.
     lines_before: Option<u64>,
-    /// Which rows of this part came in parts before it, and how often: by their id, or the first 16
+    /// Rows of this part that came in parts before it, and how often: by their id, or the first 16
     /// digits of the SHA-256 of their text.
     rows_before: Option<BTreeMap<String, u32>>,
+    #[serde(flatten)]
+    #[schema(ignore)]
+    unknown: BTreeMap<String, IgnoredAny>,
 }
 
-/// Any number of files and, perhaps, the size of chunks.
+const BODY_FIELDS: [&str; 3] = ["documents", "chunk_tokens", "csv_types"];
+const FORM_FIELDS: [&str; 3] = ["metadata", "chunk_tokens", "csv_types"];
+const DOCUMENT_FIELDS: [&str; 9] = [
+    "name",
+    "content",
+    "media_type",
+    "encoding",
+    "metadata",
+    "origin",
+    "partial",
+    "lines_before",
+    "rows_before",
+];
+/// Names that are less similar are no suggestion.
+const MIN_SIMILARITY: f64 = 0.75;
+/// Subject of warnings about the request itself.
+const REQUEST: &str = "request";
+
+/// Any number of files, with settings for all of them.
 #[derive(ToSchema)]
 #[allow(dead_code, reason = "it only describes the form")]
 pub(super) struct IngestForm {
-    /// A part for each file, whatever the part is called; the file's name is what it is known by.
+    /// One part per file, whatever the name of the part. The file name is the name of the document.
     #[schema(value_type = String, format = Binary)]
     file: Vec<u8>,
-    /// The largest chunk, in tokens of the collection's model.
+    /// Largest chunk, in tokens of the collection's model.
     chunk_tokens: Option<usize>,
+    /// Types of CSV columns: `auto` or `text`.
+    csv_types: Option<String>,
+    /// Metadata of all files, as a JSON object.
+    metadata: Option<String>,
 }
 
-/// A job and how far it is.
+/// A job and its progress.
 #[derive(Serialize, ToSchema)]
 #[schema(example = json!({"id": "0198c0de", "collection": "manuals", "state": "running", "created_at": "2025-06-01T10:00:00Z",
     "items": 3, "progress": {"documents_done": 1, "bytes_done": 2048, "bytes_total": 6144, "chunks_done": 4, "chunks_per_second": 2.0, "tokens": 310},
@@ -81,29 +121,29 @@ pub(super) struct JobBody {
     started_at: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     finished_at: Option<String>,
-    /// How many documents were handed over.
+    /// Number of documents that were sent.
     items: u64,
     progress: ProgressBody,
     documents: DocumentCountsBody,
     chunks: ChunkCountsBody,
-    /// What could not be ingested, and why; it does not stop the rest.
+    /// Documents that could not be ingested, with the reason. The others are ingested.
     errors: Vec<ItemErrorBody>,
-    /// Errors that are not listed because there are too many.
+    /// Number of errors that are not listed.
     #[serde(skip_serializing_if = "is_zero")]
     #[schema(required = false)]
     more_errors: u64,
-    /// What was done in part or not at all, and no document failed by.
+    /// Problems that did not make a document fail.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     warnings: Vec<ItemErrorBody>,
-    /// Why the job as a whole failed, or is waiting.
+    /// Reason that the job failed, or is waiting.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
 }
 
 #[derive(Serialize, ToSchema)]
 pub(super) struct ProgressBody {
-    /// Files, and rows of files that are made of rows.
+    /// Files, or rows of CSV and JSONL files.
     documents_done: u64,
     bytes_done: u64,
     bytes_total: u64,
@@ -159,14 +199,14 @@ fn is_zero(count: &u64) -> bool {
     *count == 0
 }
 
-/// Ingest documents: they are split, embedded and stored in the background. Only what changed since
-/// they were last ingested is embedded; what vanished from them is removed.
+/// Ingest documents: split, embed and store them in the background. Only changes since the last
+/// ingestion are embedded, and parts that are gone from a document are removed.
 #[utoipa::path(
     post, path = "/collections/{name}/ingest", tag = "ingestion",
     params(("name" = String, Path, description = "The collection")),
     request_body(content((IngestBody = "application/json"), (IngestForm = "multipart/form-data"))),
     responses(
-        (status = 200, body = JobBody, description = "The job is durable and will be done"),
+        (status = 200, body = JobBody, description = "The job is durable and will be done. Unknown fields of the request are named in `warnings`"),
         (status = 400, body = ErrorBody, description = "A document breaks a rule, or the collection has no model"),
         (status = 404, body = ErrorBody), (status = 413, body = ErrorBody, description = "The body is too large"),
         (status = 429, body = ErrorBody, description = "Too many jobs are not finished"),
@@ -178,7 +218,7 @@ pub(super) async fn ingest(
     CollectionPath(collection): CollectionPath,
     body: LargeBody,
 ) -> Result<Json<JobBody>, ApiError> {
-    let (items, chunk_tokens) = match multer::parse_boundary(&body.content_type) {
+    let request = match multer::parse_boundary(&body.content_type) {
         Ok(boundary) => read_multipart(&body, boundary).await?,
         Err(multer::Error::NoBoundary) => {
             return Err(ApiError::bad_request(
@@ -187,6 +227,11 @@ pub(super) async fn ingest(
         }
         Err(_) => read_json(body.json().await?)?,
     };
+    let IngestRequest {
+        items,
+        chunk_tokens,
+        warnings,
+    } = request;
     if items.len() > MAX_ITEMS {
         return Err(ApiError::bad_request(format!(
             "{} documents in one request; at most {MAX_ITEMS} are allowed: send them in several",
@@ -201,11 +246,55 @@ pub(super) async fn ingest(
             items,
         })
         .await?;
-    Ok(Json(job.into()))
+    let mut body = JobBody::from(job);
+    body.warnings
+        .extend(warnings.warnings.into_iter().map(ItemErrorBody::from));
+    Ok(Json(body))
 }
 
-fn read_json(body: IngestBody) -> Result<(Vec<NewItem>, Option<usize>), ApiError> {
+/// A request to ingest, in whichever form it came.
+struct IngestRequest {
+    items: Vec<NewItem>,
+    chunk_tokens: Option<usize>,
+    /// Only its warnings are used.
+    warnings: Report,
+}
+
+/// Warns of a field that is not known, and suggests the most similar one.
+fn warn_unknown(warnings: &mut Report, source: &str, field: &str, known: &[&str]) {
+    let similarity = |name: &&&str| strsim::jaro_winkler(field, name);
+    let nearest = known
+        .iter()
+        .max_by(|one, other| similarity(one).total_cmp(&similarity(other)))
+        .filter(|name| similarity(name) >= MIN_SIMILARITY);
+    let field = shorten(field);
+    warnings.warn(
+        source,
+        match nearest {
+            Some(name) => format!("unknown field '{field}' was ignored; did you mean '{name}'?"),
+            None => format!("unknown field '{field}' was ignored"),
+        },
+    );
+}
+
+fn csv_as_text(types: Option<&str>) -> Result<bool, ApiError> {
+    match types {
+        None | Some("auto") => Ok(false),
+        Some("text") => Ok(true),
+        Some(other) => Err(ApiError::bad_request(format!(
+            "Field 'csv_types' is '{}'; it must be 'auto' or 'text'",
+            shorten(other)
+        ))),
+    }
+}
+
+fn read_json(body: IngestBody) -> Result<IngestRequest, ApiError> {
+    let csv_as_text = csv_as_text(body.csv_types.as_deref())?;
     let documents = body.documents.unwrap_or_default();
+    let mut warnings = Report::default();
+    for field in body.unknown.keys() {
+        warn_unknown(&mut warnings, REQUEST, field, &BODY_FIELDS);
+    }
     let mut items = Vec::with_capacity(documents.len());
     for (index, document) in documents.into_iter().enumerate() {
         let at = |problem: &str| ApiError::bad_request(format!("Document at index {index}: {problem}"));
@@ -221,6 +310,16 @@ fn read_json(body: IngestBody) -> Result<(Vec<NewItem>, Option<usize>), ApiError
                 .map_err(|_| at("'content' is not valid base64"))?,
             Some(_) => return Err(at("'encoding' must be 'base64' or absent")),
         };
+        if document
+            .origin
+            .as_ref()
+            .is_some_and(|origin| origin.len() > MAX_ORIGIN_BYTES)
+        {
+            return Err(at(&format!("'origin' has more than {MAX_ORIGIN_BYTES} bytes")));
+        }
+        for field in document.unknown.keys() {
+            warn_unknown(&mut warnings, &name, field, &DOCUMENT_FIELDS);
+        }
         items.push(NewItem {
             kind: document
                 .media_type
@@ -233,58 +332,182 @@ fn read_json(body: IngestBody) -> Result<(Vec<NewItem>, Option<usize>), ApiError
                 lines: document.lines_before.unwrap_or_default(),
                 rows: document.rows_before.unwrap_or_default(),
             }),
+            options: InputOptions {
+                origin: document.origin,
+                metadata: document.metadata.unwrap_or_default(),
+                csv_as_text,
+            },
         });
     }
-    Ok((items, body.chunk_tokens))
+    Ok(IngestRequest {
+        items,
+        chunk_tokens: body.chunk_tokens,
+        warnings,
+    })
 }
 
-async fn read_multipart(
-    body: &LargeBody,
-    boundary: String,
-) -> Result<(Vec<NewItem>, Option<usize>), ApiError> {
+async fn read_multipart(body: &LargeBody, boundary: String) -> Result<IngestRequest, ApiError> {
     let broken =
         |error: multer::Error| ApiError::bad_request(format!("The multipart body cannot be read: {error}"));
     let whole = stream::iter([Ok::<_, std::convert::Infallible>(body.bytes.clone())]);
     let mut parts = multer::Multipart::new(whole, boundary);
     let mut items: Vec<NewItem> = Vec::new();
     let mut chunk_tokens = None;
+    let mut options = InputOptions::default();
+    let mut warnings = Report::default();
     while let Some(part) = parts.next_field().await.map_err(broken)? {
         let file = part.file_name().map(str::to_owned);
         let field = part.name().unwrap_or_default().to_owned();
         let media_type = part.content_type().map(ToString::to_string);
         let bytes = part.bytes().await.map_err(broken)?;
-        match file {
-            Some(name) => {
-                items.push(NewItem {
-                    kind: kind_of(&name, media_type.as_deref()),
-                    source: name,
-                    bytes: bytes.to_vec(),
-                    partial: None,
-                });
+        if let Some(name) = file {
+            items.push(NewItem {
+                kind: kind_of(&name, media_type.as_deref()),
+                source: name,
+                bytes: bytes.to_vec(),
+                partial: None,
+                options: InputOptions::default(),
+            });
+            continue;
+        }
+        let text = String::from_utf8_lossy(&bytes);
+        match field.as_str() {
+            "chunk_tokens" => {
+                let wrong = |_| ApiError::bad_request("The field 'chunk_tokens' must be a whole number");
+                chunk_tokens = Some(text.trim().parse().map_err(wrong)?);
             }
-            None if field == "chunk_tokens" => {
-                let number = std::str::from_utf8(&bytes)
-                    .ok()
-                    .and_then(|text| text.trim().parse().ok());
-                let wrong = || ApiError::bad_request("The field 'chunk_tokens' must be a whole number");
-                chunk_tokens = Some(number.ok_or_else(wrong)?);
+            "csv_types" => options.csv_as_text = csv_as_text(Some(text.trim()))?,
+            "metadata" => {
+                let wrong = |_| ApiError::bad_request("The field 'metadata' must be a JSON object");
+                options.metadata = serde_json::from_str(&text).map_err(wrong)?;
             }
-            None => {}
+            _ => warn_unknown(&mut warnings, REQUEST, &field, &FORM_FIELDS),
         }
     }
-    Ok((items, chunk_tokens))
+    for item in &mut items {
+        item.options = options.clone();
+    }
+    Ok(IngestRequest {
+        items,
+        chunk_tokens,
+        warnings,
+    })
 }
 
-/// What an uploaded file is. The media type decides where it says something; browsers often say only
-/// that it is bytes. `None` for what cannot be read, which the job reports without stopping at it.
+/// The kind of an uploaded file, by its media type where that is specific. `None` for a type that cannot
+/// be read, which the job reports.
 fn kind_of(name: &str, media_type: Option<&str>) -> Option<Kind> {
     let by_type = media_type.and_then(Kind::of_media_type);
     let by_name = Kind::of_path(std::path::Path::new(name));
     match (by_type, by_name) {
-        // "text/plain" is also what senders say who do not know better.
+        // "text/plain" is also sent for files of unknown type.
         (Some(Kind::Plain) | None, Some(kind)) => Some(kind),
         (by_type, _) => by_type,
     }
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(example = json!({"sources": [{"source": "guide.md", "origin": "laptop:/home/me/docs/guide.md", "empty": false}], "next": null}))]
+pub(super) struct SourceList {
+    /// In the order of their names.
+    sources: Vec<SourceBody>,
+    /// Value of `after` for the next page; null on the last one.
+    next: Option<String>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct SourceBody {
+    /// Name of an ingested document or file.
+    source: String,
+    /// Where it was read; null where the client did not say.
+    origin: Option<String>,
+    /// Whether it has no documents, because it has no text.
+    empty: bool,
+}
+
+/// List the sources that were ingested into a collection.
+#[utoipa::path(
+    get, path = "/collections/{name}/sources", tag = "ingestion",
+    params(
+        ("name" = String, Path, description = "The collection"),
+        ("after" = Option<String>, Query, description = "Only sources after this one, from `next` of the page before"),
+        ("limit" = Option<u64>, Query, description = "Largest number of sources (default and most: 10,000)"),
+    ),
+    responses((status = 200, body = SourceList), (status = 400, body = ErrorBody), (status = 404, body = ErrorBody)),
+)]
+pub(super) async fn sources(
+    State(state): State<AppState>,
+    CollectionPath(collection): CollectionPath,
+    params: Params,
+) -> Result<Json<SourceList>, ApiError> {
+    let limit = params.count("limit", MAX_SOURCES)?.clamp(1, MAX_SOURCES) as usize;
+    let after = params.get("after").unwrap_or_default();
+    let all = state.jobs.ingestion().sources(&collection).await?;
+    let first = all.partition_point(|source| source.source.as_str() <= after);
+    let mut sources: Vec<SourceBody> = all
+        .into_iter()
+        .skip(first)
+        .take(limit + 1)
+        .map(|source| SourceBody {
+            source: source.source,
+            // Older versions stored paths of the server itself.
+            origin: source.origin.filter(|origin| !origin.starts_with('/')),
+            empty: source.empty,
+        })
+        .collect();
+    let has_more = sources.len() > limit;
+    sources.truncate(limit);
+    let next = sources
+        .last()
+        .filter(|_| has_more)
+        .map(|last| last.source.clone());
+    Ok(Json(SourceList { sources, next }))
+}
+
+#[derive(Deserialize, ToSchema)]
+#[schema(example = json!({"sources": ["guide.md"]}))]
+pub(super) struct RemoveSources {
+    /// Names of the sources, at most 1,000.
+    sources: Vec<String>,
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(example = json!({"documents": 1, "chunks": 12}))]
+pub(super) struct RemovedSources {
+    /// Sources that were removed.
+    documents: u64,
+    /// Documents of the collection that were removed with them.
+    chunks: u64,
+}
+
+/// Remove sources with all documents that ingestion made of them.
+#[utoipa::path(
+    delete, path = "/collections/{name}/sources", tag = "ingestion",
+    params(("name" = String, Path, description = "The collection")),
+    request_body = RemoveSources,
+    responses((status = 200, body = RemovedSources), (status = 400, body = ErrorBody), (status = 404, body = ErrorBody)),
+)]
+pub(super) async fn remove_sources(
+    State(state): State<AppState>,
+    CollectionPath(collection): CollectionPath,
+    JsonBody(body): JsonBody<RemoveSources>,
+) -> Result<Json<RemovedSources>, ApiError> {
+    if body.sources.len() > MAX_REMOVED {
+        return Err(ApiError::bad_request(format!(
+            "Field 'sources' has {} names; at most {MAX_REMOVED} are allowed: send them in several requests",
+            body.sources.len()
+        )));
+    }
+    let progress = Progress::default();
+    for source in &body.sources {
+        let ingestion = state.jobs.ingestion();
+        ingestion.remove_source(&collection, source, &progress).await?;
+    }
+    let removed = progress.snapshot();
+    Ok(Json(RemovedSources {
+        documents: removed.documents.removed,
+        chunks: removed.chunks.removed,
+    }))
 }
 
 /// List jobs. Finished ones are kept for a week.
@@ -301,7 +524,7 @@ pub(super) async fn list(State(state): State<AppState>, params: Params) -> Resul
     }))
 }
 
-/// Get a job: its state, how far it is, and what could not be ingested.
+/// Get a job: its state, its progress, and its errors.
 #[utoipa::path(
     get, path = "/jobs/{id}", tag = "ingestion",
     params(("id" = String, Path, description = "The job")),
@@ -315,7 +538,7 @@ pub(super) async fn show(
     job.map(|job| Json(job.into())).ok_or_else(|| no_job(&id))
 }
 
-/// Cancel a job. What it has stored stays; a job that is finished already is not changed.
+/// Cancel a job. Documents that it stored are kept. A finished job does not change.
 #[utoipa::path(
     delete, path = "/jobs/{id}", tag = "ingestion",
     params(("id" = String, Path, description = "The job")),
@@ -330,10 +553,7 @@ pub(super) async fn cancel(
 }
 
 fn no_job(id: &str) -> ApiError {
-    ApiError::not_found(format!(
-        "Job '{}' not found",
-        ragstone_core::collection::shorten(id)
-    ))
+    ApiError::not_found(format!("Job '{}' not found", shorten(id)))
 }
 
 impl From<Job> for JobBody {

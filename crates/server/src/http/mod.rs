@@ -91,6 +91,7 @@ fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(embeddings::plain))
         .routes(routes!(contract::embeddings, contract::delete_knowledge_base))
         .routes(routes!(ingest::ingest))
+        .routes(routes!(ingest::sources, ingest::remove_sources))
         .routes(routes!(ingest::list))
         .routes(routes!(ingest::show, ingest::cancel))
         .routes(routes!(providers::list))

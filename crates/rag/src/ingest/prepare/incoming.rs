@@ -1,4 +1,4 @@
-//! Rows as they come in.
+//! Rows as they arrive.
 
 use std::io::Read;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -6,24 +6,24 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::ingest::kind::Kind;
-use crate::ingest::rows::{BadRow, Row, Rows, rows};
+use crate::ingest::rows::{BadRow, Rows, SourceRow, rows};
 
-/// Rows of a stream that came do not wait longer than this for those to come.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Rows of a stream wait no longer than this for more rows.
+const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) enum Incoming {
-    /// All there to be read.
+    /// Rows that can be read without waiting.
     Ready(Rows),
-    /// Made while they are read, on a thread that may wait for them.
+    /// Rows of a stream, read on a thread that may block.
     Live {
-        rows: Receiver<Result<Row, BadRow>>,
+        rows: Receiver<Result<SourceRow, BadRow>>,
         thread: Option<JoinHandle<()>>,
     },
 }
 
 pub(super) enum Next {
-    Row(Result<Row, BadRow>),
-    /// None for a while.
+    Row(Result<SourceRow, BadRow>),
+    /// No row arrived in time.
     Later,
     End,
 }
@@ -34,12 +34,12 @@ impl Incoming {
         reader: impl Read + Send + 'static,
         max_row_bytes: usize,
     ) -> std::io::Result<Self> {
-        // One at a time: rows may be long, and whoever takes them gathers them anyway.
+        // One at a time, because rows may be long.
         let (sender, receiver) = sync_channel(1);
         let thread = std::thread::Builder::new()
             .name("ingest-rows".to_owned())
             .spawn(move || {
-                for row in rows(kind, reader, max_row_bytes) {
+                for row in rows(kind, reader, max_row_bytes, Vec::new()) {
                     if sender.send(row).is_err() {
                         return;
                     }
@@ -51,9 +51,9 @@ impl Incoming {
         })
     }
 
-    /// The next row; `since` is when the first of those came that wait for it.
+    /// The next row; `since` is the arrival of the first row that waits for it.
     pub(super) fn next(&mut self, since: Option<Instant>) -> Next {
-        let left = PATIENCE.saturating_sub(since.map_or(Duration::ZERO, |since| since.elapsed()));
+        let left = FLUSH_INTERVAL.saturating_sub(since.map_or(Duration::ZERO, |since| since.elapsed()));
         match self {
             Self::Ready(rows) => rows.next().map_or(Next::End, Next::Row),
             Self::Live { rows, thread } => match rows.recv_timeout(left) {
@@ -61,7 +61,7 @@ impl Incoming {
                 Err(RecvTimeoutError::Timeout) => Next::Later,
                 Err(RecvTimeoutError::Disconnected) => {
                     if let Some(Err(panic)) = thread.take().map(JoinHandle::join) {
-                        // As if the rows had been read here.
+                        // Panics as if the rows had been read here.
                         std::panic::resume_unwind(panic);
                     }
                     Next::End

@@ -15,70 +15,125 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::incoming::{Incoming, Next};
-use super::{Content, Earlier, Finish, Input, Preparation, Refused, Step, Stop, origin};
+use super::{
+    Content, Earlier, FinishedSource, Input, InputOptions, PipelineStep, Preparation, Refused, Stop,
+    document_info,
+};
 use crate::ingest::chunk::{Chunk, Splitter, anchor, as_title, chunk_id, content_hash, keys};
 use crate::ingest::kind::Kind;
 use crate::ingest::manifest::Manifest;
-use crate::ingest::plan::{self, Existing, Plan};
-use crate::ingest::rows::{BadRow, MAX_METADATA_BYTES, Row, metadata_bytes, rows};
-use crate::ingest::walk::source_name;
+use crate::ingest::plan::{self, ChunkPlan, Existing};
+use crate::ingest::rows::{
+    BadRow, ColumnType, MAX_METADATA_BYTES, SourceRow, column_types, metadata_bytes, rows,
+};
 
-/// Why rows that are not in a file any more are still there.
+/// The reason that rows which are missing from a file are not removed.
 pub const ROWS_STAY: &str =
-    "rows that were ingested before and are not in it now stay, because some of its rows cannot be read";
+    "rows of an earlier run that are missing now were not removed, because some rows cannot be read";
 /// Rows are compared with the collection in groups of this many, or of this much text.
 const WINDOW_ROWS: usize = 256;
 const WINDOW_BYTES: usize = 1 << 20;
-/// So many chunks beyond those that a row has now are looked for, in case it had more before.
+/// Number of chunks that are looked up beyond those of a row, in case it had more before.
 const BEYOND: usize = 4;
-const MAX_REPEATED_BYTES: usize = 64 << 20;
+/// Metadata of all chunks of one document.
+pub(super) const MAX_REPEATED_BYTES: usize = 64 << 20;
+
+/// A file of rows that is ready to be read.
+pub(super) struct RowContent {
+    pub(super) reader: Box<dyn Read + Send>,
+    /// SHA-256 of the file; absent where it is not complete.
+    digest: Option<Vec<u8>>,
+    size: u64,
+    pub(super) types: Vec<ColumnType>,
+    earlier: Earlier,
+    is_live: bool,
+}
+
+impl RowContent {
+    pub(super) fn open(
+        content: Content,
+        kind: Kind,
+        options: &InputOptions,
+        max_row_bytes: usize,
+    ) -> std::io::Result<Self> {
+        let infer = kind == Kind::Csv && !options.csv_as_text;
+        let mut opened = Self {
+            reader: Box::new(std::io::empty()),
+            digest: None,
+            size: 0,
+            types: Vec::new(),
+            earlier: Earlier::default(),
+            is_live: false,
+        };
+        match content {
+            Content::File(path) => {
+                let mut file = File::open(&path)?;
+                let mut hash = Sha256::new();
+                opened.size = std::io::copy(&mut file, &mut hash)?;
+                opened.digest = Some(hash.finalize().to_vec());
+                if infer {
+                    file.rewind()?;
+                    opened.types = column_types(file.try_clone()?.take(opened.size), max_row_bytes);
+                }
+                file.rewind()?;
+                // Rows that are appended meanwhile are read next time.
+                opened.reader = Box::new(file.take(opened.size));
+            }
+            Content::Memory(bytes) => {
+                opened.size = bytes.len() as u64;
+                opened.digest = Some(Sha256::digest(&bytes).to_vec());
+                let bytes: Arc<[u8]> = bytes.into();
+                if infer {
+                    opened.types = column_types(Cursor::new(Arc::clone(&bytes)), max_row_bytes);
+                }
+                opened.reader = Box::new(Cursor::new(bytes));
+            }
+            Content::Part(bytes, earlier) => {
+                opened.size = bytes.len() as u64;
+                opened.earlier = earlier;
+                opened.reader = Box::new(Cursor::new(bytes));
+            }
+            Content::Stream(reader) => {
+                opened.is_live = true;
+                opened.reader = reader;
+            }
+        }
+        Ok(opened)
+    }
+}
 
 impl Preparation {
     pub(super) fn prepare_rows(&mut self, input: Input) -> Result<(), Refused> {
         let Input {
             source,
-            origin,
             kind,
             content,
+            options,
         } = input;
-        let whole = matches!(content, Content::File(_) | Content::Memory(_));
-        let is_live = matches!(content, Content::Stream(_));
-        let mut earlier = Earlier::default();
-        let (digest, size, reader): (Option<Vec<u8>>, u64, Box<dyn Read + Send>) = match content {
-            Content::File(path) => {
-                let mut file = File::open(&path)?;
-                let mut hash = Sha256::new();
-                let size = std::io::copy(&mut file, &mut hash)?;
-                file.rewind()?;
-                // Only what was hashed: a file that grows meanwhile has its new rows next time.
-                (Some(hash.finalize().to_vec()), size, Box::new(file.take(size)))
-            }
-            Content::Memory(bytes) => (
-                Some(Sha256::digest(&bytes).to_vec()),
-                bytes.len() as u64,
-                Box::new(Cursor::new(bytes)),
-            ),
-            Content::Part(bytes, before) => {
-                earlier = before;
-                (None, bytes.len() as u64, Box::new(Cursor::new(bytes)))
-            }
-            Content::Stream(reader) => (None, 0, reader),
-        };
-        let fingerprint = digest.map(|digest| self.fingerprint(&digest, kind));
+        let max_row_bytes = self.reader.options.max_row_bytes;
+        let RowContent {
+            reader,
+            digest,
+            size,
+            types,
+            earlier,
+            is_live,
+        } = RowContent::open(content, kind, &options, max_row_bytes)?;
+        let whole = digest.is_some();
+        let fingerprint = digest.map(|digest| self.fingerprint(&digest, kind, &options));
         let before = self.before(&source)?;
-        before.check_origin(origin.as_deref())?;
-        let origin = origin.as_deref().map(source_name);
+        let InputOptions { origin, metadata, .. } = options;
         if let Some(fingerprint) = &fingerprint
             && before.is_current(fingerprint, &self.model)
         {
             return Ok(self.send_unchanged(&source, origin, before, size)?);
         }
         if whole && before.manifest.is_none() {
-            // Should this end half way, it is known where the rows are from.
-            self.send(Step::Finish(Box::new(Finish {
+            // The origin of the rows is known even if this run is interrupted.
+            self.send(PipelineStep::Finish(Box::new(FinishedSource {
                 source: source.clone(),
                 manifest: Some(Manifest::begun(&source, origin.clone(), &self.model)),
-                ..Finish::default()
+                ..FinishedSource::default()
             })))?;
         }
 
@@ -101,9 +156,9 @@ impl Preparation {
             bytes: Arc::clone(&consumed),
         };
         let mut incoming = if is_live {
-            Incoming::live(kind, reader, self.read.max_row_bytes)?
+            Incoming::live(kind, reader, max_row_bytes)?
         } else {
-            Incoming::Ready(rows(kind, reader, self.read.max_row_bytes))
+            Incoming::Ready(rows(kind, reader, max_row_bytes, types))
         };
         let mut window = Vec::new();
         let mut window_bytes = 0;
@@ -112,6 +167,7 @@ impl Preparation {
             let mut is_due = false;
             match incoming.next(since) {
                 Next::Row(Ok(row)) => {
+                    let row = row.with_defaults(&metadata);
                     since.get_or_insert_with(Instant::now);
                     window_bytes += row.text.len();
                     window.push(row);
@@ -129,11 +185,7 @@ impl Preparation {
         self.send_rows(&mut state, window, consumed.swap(0, Ordering::Relaxed))?;
         if !state.replaced.is_empty() {
             let names: Vec<&str> = state.replaced.iter().copied().collect();
-            let warning = format!(
-                "in the metadata of its rows these fields were replaced: {}. Ingestion needs the names itself; call the \
-                 fields something else to keep them",
-                names.join(", ")
-            );
+            let warning = replaced_fields(&names);
             self.progress
                 .update(|report| report.warn(state.source.clone(), warning));
         }
@@ -152,8 +204,8 @@ impl Preparation {
             .update(|report| report.fail(state.source.clone(), bad.to_string()));
     }
 
-    /// Compares a group of rows with the collection and sends what is to be done.
-    fn send_rows(&mut self, state: &mut RowsState, window: Vec<Row>, bytes: u64) -> Result<(), Stop> {
+    /// Compares a group of rows with the collection and sends the changes.
+    fn send_rows(&mut self, state: &mut RowsState, window: Vec<SourceRow>, bytes: u64) -> Result<(), Stop> {
         let mut documents = Vec::with_capacity(window.len());
         let mut sections = Vec::with_capacity(window.len());
         for row in window {
@@ -175,28 +227,27 @@ impl Preparation {
         } else {
             vec![Existing::new(); sections.len()]
         };
-        // Rows that come as a stream or in parts have no manifest that says what embedded them.
+        // Rows of a stream or a part have no manifest that names their model.
         let ids = existing.iter().flat_map(HashMap::keys).cloned();
         let outdated = self.outdated(ids.collect())?;
         state.met += existing.iter().map(|of_row| of_row.len() as u64).sum::<u64>();
-        let mut group = Finish {
+        let mut group = FinishedSource {
             source: state.source.clone(),
             bytes,
-            ..Finish::default()
+            ..FinishedSource::default()
         };
         for (own, chunks) in existing.into_iter().zip(documents) {
             let count = chunks.len() as u64;
             state.without_text += u64::from(count == 0);
             if count == 0 && own.is_empty() {
-                // Nothing is stored that could be told from nothing next time, so it counts as no
-                // document.
+                // Nothing is stored of it, so that it would count as added again next time.
                 continue;
             }
-            let plan = match Plan::new(chunks, own, &outdated) {
+            let plan = match ChunkPlan::new(chunks, own, &outdated) {
                 Ok(plan) => plan,
                 Err(id) => {
                     state.failed += 1;
-                    let problem = format!("two parts of a row would be document '{id}'");
+                    let problem = format!("two chunks of a row have the same id '{id}'");
                     self.progress
                         .update(|report| report.fail(state.source.clone(), problem));
                     continue;
@@ -215,14 +266,14 @@ impl Preparation {
             group.remove.extend(plan.remove);
             group.gone.extend(plan.gone);
             for (change, chunk) in plan.store {
-                self.send(Step::Store(change, Box::new(chunk)))?;
+                self.send(PipelineStep::Store(change, Box::new(chunk)))?;
             }
         }
-        self.send(Step::Finish(Box::new(group)))
+        self.send(PipelineStep::Finish(Box::new(group)))
     }
 
-    /// What the collection has of each of these rows, found by the ids of their chunks: an index of all
-    /// rows by anything else would have to be held in memory.
+    /// The chunks of each row in the collection, found by id: any other index would have to be held in
+    /// memory.
     fn existing_rows(
         &self,
         source: &str,
@@ -255,7 +306,7 @@ impl Preparation {
                     existing[*row].insert(document.id, document.metadata);
                 }
             }
-            // Where a row had more chunks than were asked for, there may be still more.
+            // A row that had more chunks than were looked up may have still more.
             wanted.retain_mut(|(row, places)| {
                 let mut last = places.end - BEYOND..places.end;
                 let has_more =
@@ -267,8 +318,8 @@ impl Preparation {
         Ok(existing)
     }
 
-    /// Rows that were there before and are no longer in the file go, unless a row could not be read:
-    /// then nobody knows whether it was one of them.
+    /// Removes rows that are no longer in the file, unless a row could not be read, which might be one
+    /// of them.
     fn finish_rows(&mut self, state: RowsState, fingerprint: Option<String>) -> Result<(), Stop> {
         let Some(fingerprint) = fingerprint else {
             return Ok(());
@@ -280,9 +331,9 @@ impl Preparation {
             }
             return Ok(());
         }
-        let mut finish = Finish {
+        let mut finish = FinishedSource {
             source: state.source.clone(),
-            ..Finish::default()
+            ..FinishedSource::default()
         };
         if state.was_there > state.met {
             let mut vanished = HashSet::new();
@@ -313,7 +364,7 @@ impl Preparation {
             chunks: state.chunks,
             documents: state.documents,
         });
-        self.send(Step::Finish(Box::new(finish)))
+        self.send(PipelineStep::Finish(Box::new(finish)))
     }
 }
 
@@ -324,9 +375,9 @@ struct RowsState {
     was_there: u64,
     met: u64,
     keys: RowKeys,
-    /// Of the file, before the rows that are read here.
+    /// Lines of the file before the rows that are read here.
     lines_before: u64,
-    /// Fields of the rows' own metadata that gave way to what ingestion keeps under their names.
+    /// Metadata fields of rows that ingestion replaced.
     replaced: BTreeSet<&'static str>,
     chunks: u64,
     documents: u64,
@@ -334,7 +385,7 @@ struct RowsState {
     without_text: u64,
 }
 
-/// Counts what is read through it.
+/// Counts the bytes that are read.
 struct Counted<R> {
     inner: R,
     bytes: Arc<AtomicU64>,
@@ -348,19 +399,19 @@ impl<R: Read> Read for Counted<R> {
     }
 }
 
-/// Gives every row a key that is its own within the file, and remembers them in few bytes each.
+/// The keys of a file's rows, as short hashes.
 #[derive(Default)]
 pub(super) struct RowKeys(HashMap<u64, u32>);
 
 /// The row's own id; or, without one, its content.
-fn first_key(row: &Row) -> (String, bool) {
+fn first_key(row: &SourceRow) -> (String, bool) {
     match &row.id {
         Some(id) => (id.clone(), true),
         None => (content_hash(&row.text)[..16].to_owned(), false),
     }
 }
 
-/// The rows of a file that is handed over in parts, as the one knows them who has all of it.
+/// The rows of a file that is sent in parts.
 #[derive(Default)]
 pub struct FileRows {
     keys: RowKeys,
@@ -369,14 +420,14 @@ pub struct FileRows {
 }
 
 impl FileRows {
-    /// Takes note of the next part; gives what has to be known of those before it.
+    /// Notes the rows of the next part, and returns its context.
     pub fn part(&mut self, kind: Kind, bytes: &[u8], max_row_bytes: usize) -> Earlier {
         let mut earlier = Earlier {
             lines: self.lines,
             ..Earlier::default()
         };
         let mut met = HashSet::new();
-        for row in rows(kind, Cursor::new(bytes.to_vec()), max_row_bytes) {
+        for row in rows(kind, Cursor::new(bytes.to_vec()), max_row_bytes, Vec::new()) {
             let Ok(row) = row else {
                 self.failed += 1;
                 continue;
@@ -394,7 +445,7 @@ impl FileRows {
         earlier
     }
 
-    /// Whether some of the rows cannot be used.
+    /// Whether any row cannot be used.
     pub fn has_bad(&self) -> bool {
         self.failed > 0
     }
@@ -412,7 +463,7 @@ impl RowKeys {
     }
 
     /// A key that no row before this one has, counted up where content without an id comes again.
-    pub(super) fn key(&mut self, row: &Row) -> Result<String, BadRow> {
+    pub(super) fn key(&mut self, row: &SourceRow) -> Result<String, BadRow> {
         let (key, own) = first_key(row);
         let mut free = key.clone();
         while self.0.contains_key(&short_hash(&free)) {
@@ -449,8 +500,16 @@ fn section_id(source: &str, key: &str) -> String {
     format!("{}#{key}", anchor(source))
 }
 
+/// A warning for metadata fields with names that ingestion uses itself.
+pub(super) fn replaced_fields(names: &[&str]) -> String {
+    format!(
+        "metadata fields were replaced: {}. Ingestion uses these names; rename the fields to keep them",
+        names.join(", ")
+    )
+}
+
 /// Fields of a row's own metadata that [`row_chunks`] replaces.
-fn replaced(row: &Row) -> impl Iterator<Item = &'static str> {
+fn replaced(row: &SourceRow) -> impl Iterator<Item = &'static str> {
     let own_id = row.id.is_none().then_some(keys::ROW_ID);
     let names = keys::ALL
         .into_iter()
@@ -458,12 +517,12 @@ fn replaced(row: &Row) -> impl Iterator<Item = &'static str> {
     names.filter(move |name| Some(*name) != own_id)
 }
 
-/// A row's own metadata stays; what sibling gathering needs is added, and wins.
+/// Splits a row. Ingestion's own fields replace those of the row.
 pub(super) fn row_chunks(
     splitter: &Splitter,
     source: &str,
     key: &str,
-    row: &Row,
+    row: &SourceRow,
 ) -> Result<Vec<Chunk>, BadRow> {
     let pieces = splitter.pieces(&row.text);
     check_repeated(row, pieces.len())?;
@@ -471,7 +530,7 @@ pub(super) fn row_chunks(
     let own_title = row.title.as_deref().map(as_title);
     let title = match own_title {
         Some(title) => title.to_owned(),
-        None => origin(source).fallback_title,
+        None => document_info(source, Metadata::new()).fallback_title,
     };
     let chunks = pieces
         .into_iter()
@@ -506,8 +565,8 @@ pub(super) fn row_chunks(
     Ok(chunks)
 }
 
-/// What a row has beside its text is in all of its chunks, which are in memory together.
-fn check_repeated(row: &Row, chunks: usize) -> Result<(), BadRow> {
+/// Every chunk repeats the metadata of its row, and all chunks of a row are in memory together.
+fn check_repeated(row: &SourceRow, chunks: usize) -> Result<(), BadRow> {
     if chunks <= MAX_REPEATED_BYTES / MAX_METADATA_BYTES {
         return Ok(());
     }
@@ -517,8 +576,6 @@ fn check_repeated(row: &Row, chunks: usize) -> Result<(), BadRow> {
     }
     Err(BadRow {
         line: row.line,
-        problem: format!(
-            "what it has beside its 'text' has {bytes} bytes, and would be stored {chunks} times, with each of its chunks"
-        ),
+        problem: format!("its metadata has {bytes} bytes, which each of its {chunks} chunks repeats"),
     })
 }

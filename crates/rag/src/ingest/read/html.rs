@@ -1,131 +1,209 @@
-//! HTML, by way of Markdown.
+//! HTML, converted to Markdown.
 
 use std::ops::Range;
+use std::rc::Rc;
 
-use htmd::HtmlToMarkdown;
+use htmd::element_handler::{HandlerResult, Handlers};
+use htmd::{Element, HtmlToMarkdown, Node};
+use html5ever::ParseOpts;
+use html5ever::tendril::TendrilSink;
+use markup5ever_rcdom::{NodeData, RcDom};
 use pulldown_cmark::{Event, Tag};
 
 use super::decode::decode_page;
-use super::{Body, ReadOptions, Text, Unreadable};
+use super::{DocumentText, TextBody, Unreadable};
 use crate::ingest::edits::Edits;
-use crate::ingest::kind::Kind;
 use crate::ingest::outline::events;
 
-/// Tags times nesting, at most, for a page that is parsed in this process. A parser that repairs
-/// what was left open may make that many nodes of it; real pages stay far below.
-const HARMLESS: usize = 4_000_000;
-/// Nobody nests a page that deep by hand.
-const MAX_DEPTH: usize = 2_000;
-/// What the walk over a page needs on the stack, with room to spare.
-const STACK: usize = 256 << 20;
-
-const MAX_TITLE_BYTES: usize = 2048;
+/// The deepest nesting that is converted, which is the limit of browsers. The converter works
+/// recursively.
+const MAX_DEPTH: usize = 512;
+const PIECE_BYTES: usize = 4096;
+/// Stack of the converter, enough for the deepest page in a debug build.
+const STACK: usize = 64 << 20;
+/// Markdown repeats the marks of nested quotes and lists on every line. A page that grows by more than
+/// this is made to exhaust memory.
+const MAX_GROWTH: usize = 16;
+const MIN_GROWN_BYTES: usize = 1 << 20;
 
 const SKIPPED: [&str; 10] = [
     "script", "style", "noscript", "template", "svg", "iframe", "nav", "footer", "head", "form",
 ];
 
-/// Elements without content, and those that the next of their kind closes: they do not nest.
-const FLAT: [&str; 26] = [
-    "area", "base", "br", "col", "dd", "dt", "embed", "hr", "img", "input", "li", "link", "meta", "optgroup",
-    "option", "p", "param", "source", "tbody", "td", "tfoot", "th", "thead", "tr", "track", "wbr",
-];
-
-pub(super) fn read(bytes: &[u8], options: &ReadOptions) -> Result<Text, Unreadable> {
-    let html = decode_page(bytes)?;
-    let shape = measure(&html);
-    if shape.depth > MAX_DEPTH {
-        return Err(Unreadable::new(format!(
-            "its elements are nested {} deep; at most {MAX_DEPTH} are read",
-            shape.depth
-        )));
-    }
-    let title = title(&html);
-    let markdown = if shape.depth.saturating_mul(shape.tags) <= HARMLESS {
-        on_large_stack(&html)?
-    } else if let Some(isolated) = &options.isolated {
-        isolated.read(Kind::Html, bytes)?
-    } else {
-        return Err(Unreadable::new(
-            "its elements are nested and repeated beyond what is safe to read",
-        ));
-    };
-    Ok(Text {
-        title,
-        body: Body::Page(markdown),
-    })
-}
-
-/// Converts without looking at the shape first: for a process that may die of it.
-pub(super) fn convert(bytes: &[u8]) -> Result<String, Unreadable> {
-    on_large_stack(&decode_page(bytes)?)
-}
-
-fn on_large_stack(html: &str) -> Result<String, Unreadable> {
-    let html = &code_in_pre(html);
+/// Parses a page in this process. Time and memory are for the caller to limit.
+pub(super) fn parse(bytes: &[u8]) -> Result<DocumentText, Unreadable> {
+    let html = &decode_page(bytes)?;
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new()
             .stack_size(STACK)
-            .spawn_scoped(scope, || {
-                HtmlToMarkdown::builder()
-                    .skip_tags(SKIPPED.to_vec())
-                    .build()
-                    .convert(html)
-            });
+            .spawn_scoped(scope, || convert(html));
         let thread = thread.map_err(|error| Unreadable::new(format!("no thread to read it in: {error}")))?;
-        match thread.join() {
-            Ok(Ok(markdown)) => Ok(markdown),
-            Ok(Err(error)) => Err(Unreadable::new(format!("this HTML cannot be read: {error}"))),
-            Err(_) => Err(Unreadable::new(
+        thread.join().unwrap_or_else(|_| {
+            Err(Unreadable::new(
                 "this HTML cannot be read: the parser gave up on it",
-            )),
-        }
+            ))
+        })
     })
 }
 
-/// The converter takes `<pre>` for code only where a `<code>` stands in it, which on many pages it
-/// does not.
-fn code_in_pre(html: &str) -> String {
-    let lower = html.to_ascii_lowercase();
-    let mut out = String::with_capacity(html.len());
-    let mut copied = 0;
-    let mut at = 0;
-    while let Some(start) = lower[at..].find("<pre").map(|start| at + start) {
-        let Some(inside) = lower[start..].find('>').map(|end| start + end + 1) else {
-            break;
-        };
-        at = inside;
-        let is_pre = lower[start + 4..].starts_with([' ', '>', '\n', '\t', '\r']);
-        let Some(end) = lower[inside..].find("</pre").map(|end| inside + end) else {
-            break;
-        };
-        if is_pre && !lower[inside..end].contains("<code") {
-            out.push_str(&html[copied..inside]);
-            out.push_str("<code>");
-            out.push_str(&html[inside..end]);
-            out.push_str("</code>");
-            copied = end;
-            at = end;
-        }
+fn convert(html: &str) -> Result<DocumentText, Unreadable> {
+    let converter = HtmlToMarkdown::builder()
+        .skip_tags(SKIPPED.to_vec())
+        .add_handler(vec!["pre"], code_block)
+        .add_handler(vec!["img"], image)
+        .build();
+    let tree = parse_tree(html)?;
+    let markdown = converter.tree_to_markdown(&tree);
+    if markdown.len() > MIN_GROWN_BYTES.max(html.len() * MAX_GROWTH) {
+        return Err(Unreadable::new(
+            "its elements are nested and repeated beyond what is safe to read",
+        ));
     }
-    out.push_str(&html[copied..]);
-    out
+    Ok(DocumentText {
+        title: title(&tree),
+        body: TextBody::Page(markdown),
+    })
 }
 
-/// What the converter wrote so that Markdown would not take it for a mark, as it stands on the page:
-/// backslashes, of which there are none in code, and strokes in the cells of tables.
+/// Builds the tree piece by piece. The parser searches all open elements for every tag, so that a page
+/// which is nested too deeply is refused early.
+fn parse_tree(html: &str) -> Result<Rc<Node>, Unreadable> {
+    let too_deep = || {
+        Unreadable::new(format!(
+            "its elements are nested more than {MAX_DEPTH} deep; simplify the page"
+        ))
+    };
+    let mut parser = html5ever::parse_document(RcDom::default(), ParseOpts::default());
+    let mut rest = html;
+    while !rest.is_empty() {
+        let (piece, after) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES));
+        parser.process(piece.into());
+        if is_deep_at_end(&parser.tokenizer.sink.sink.document) {
+            return Err(too_deep());
+        }
+        rest = after;
+    }
+    let tree = parser.finish().document;
+    if is_deep(&tree) { Err(too_deep()) } else { Ok(tree) }
+}
+
+/// Whether the last element is nested too deeply.
+fn is_deep_at_end(tree: &Rc<Node>) -> bool {
+    let last = |node: &Rc<Node>| node.children.borrow().last().cloned();
+    std::iter::successors(Some(Rc::clone(tree)), last)
+        .nth(MAX_DEPTH + 1)
+        .is_some()
+}
+
+fn is_deep(tree: &Rc<Node>) -> bool {
+    let mut open = vec![(Rc::clone(tree), 0)];
+    while let Some((node, depth)) = open.pop() {
+        if depth > MAX_DEPTH {
+            return true;
+        }
+        let children = node.children.borrow();
+        open.extend(children.iter().map(|child| (Rc::clone(child), depth + 1)));
+    }
+    false
+}
+
+/// Nodes of a tree in document order.
+fn nodes(tree: &Rc<Node>) -> impl Iterator<Item = Rc<Node>> {
+    let mut open = vec![Rc::clone(tree)];
+    std::iter::from_fn(move || {
+        let node = open.pop()?;
+        open.extend(node.children.borrow().iter().rev().map(Rc::clone));
+        Some(node)
+    })
+}
+
+fn tag(node: &Node) -> Option<&str> {
+    match &node.data {
+        NodeData::Element { name, .. } => Some(&name.local),
+        _ => None,
+    }
+}
+
+/// The text of a tree without any markup.
+fn plain_text(tree: &Rc<Node>) -> String {
+    let mut text = String::new();
+    for node in nodes(tree) {
+        match &node.data {
+            NodeData::Text { contents } => text.push_str(&contents.borrow()),
+            NodeData::Element { .. } if tag(&node) == Some("br") => text.push('\n'),
+            _ => {}
+        }
+    }
+    text
+}
+
+fn title(tree: &Rc<Node>) -> Option<String> {
+    let title = nodes(tree).find(|node| tag(node) == Some("title"))?;
+    let title = plain_text(&title);
+    let title = title.split_whitespace().collect::<Vec<_>>().join(" ");
+    (!title.is_empty()).then_some(title)
+}
+
+/// A fenced code block of all text within `<pre>`, whatever elements mark it up.
+fn code_block(_: &dyn Handlers, element: Element<'_>) -> Option<HandlerResult> {
+    let text = plain_text(element.node);
+    let code = text.trim_matches('\n').trim_end();
+    if code.is_empty() {
+        return None;
+    }
+    let runs = code.split(|c| c != '`').map(str::len);
+    let fence = "`".repeat(runs.max().unwrap_or_default().max(2) + 1);
+    let language = nodes(element.node)
+        .find_map(|node| language(&node))
+        .unwrap_or_default();
+    Some(format!("\n\n{fence}{language}\n{code}\n{fence}\n\n").into())
+}
+
+/// The language in a class such as `language-rust`.
+fn language(node: &Node) -> Option<String> {
+    let NodeData::Element { attrs, .. } = &node.data else {
+        return None;
+    };
+    let attrs = attrs.borrow();
+    let class = attrs.iter().find(|attribute| &*attribute.name.local == "class")?;
+    let names = class.value.split_whitespace();
+    let mut languages = names.filter_map(|name| name.strip_prefix("language-"));
+    languages.next().map(|language| language.replace('`', ""))
+}
+
+/// Keeps the description of an image that is part of the page itself, and drops its bytes.
+fn image(handlers: &dyn Handlers, element: Element<'_>) -> Option<HandlerResult> {
+    let attribute = |name: &str| {
+        let found = element
+            .attrs
+            .iter()
+            .find(|attribute| &*attribute.name.local == name);
+        found.map(|attribute| attribute.value.trim())
+    };
+    let is_inline = attribute("src").is_some_and(|source| {
+        source
+            .get(..5)
+            .is_some_and(|scheme| scheme.eq_ignore_ascii_case("data:"))
+    });
+    if is_inline {
+        return Some(attribute("alt").unwrap_or_default().into());
+    }
+    handlers.fallback(element)
+}
+
+/// Edits that undo the converter's escapes: backslashes outside of code, and pipes in table cells.
 pub(in crate::ingest) fn unescapes(markdown: &str) -> Edits {
-    const STROKE: &str = "&#124;";
+    const PIPE: &str = "&#124;";
     let mut found = Vec::new();
     let mut code: Vec<Range<usize>> = Vec::new();
     for (event, range) in events(markdown) {
         match event {
             Event::Start(Tag::CodeBlock(_)) | Event::Code(_) => code.push(range),
             Event::Start(Tag::Table(_)) => {
-                let strokes = markdown[range.clone()].match_indices(STROKE);
-                found.extend(strokes.map(|(at, stroke)| {
+                let pipes = markdown[range.clone()].match_indices(PIPE);
+                found.extend(pipes.map(|(at, pipe)| {
                     let at = range.start + at;
-                    (at..at + stroke.len(), "|")
+                    (at..at + pipe.len(), "|")
                 }));
             }
             _ => {}
@@ -141,72 +219,30 @@ pub(in crate::ingest) fn unescapes(markdown: &str) -> Edits {
             at = code.end;
         } else if bytes.get(at).is_some_and(u8::is_ascii_punctuation) {
             found.push((backslash..at, ""));
-            // What it stands before may be another backslash.
+            // The escaped character may be a backslash itself.
             at += 1;
         }
     }
     Edits::new(found)
 }
 
-struct Shape {
-    tags: usize,
-    depth: usize,
-}
-
-/// An upper estimate from the tags alone, without building anything.
-fn measure(html: &str) -> Shape {
-    let mut shape = Shape { tags: 0, depth: 0 };
-    let mut open: usize = 0;
-    for piece in html.split('<').skip(1) {
-        let (closing, rest) = match piece.strip_prefix('/') {
-            Some(rest) => (true, rest),
-            None => (false, piece),
-        };
-        let end = rest
-            .find(|c: char| !c.is_ascii_alphanumeric())
-            .unwrap_or(rest.len());
-        let name = &rest[..end];
-        if name.is_empty() {
-            continue;
-        }
-        shape.tags += 1;
-        if FLAT.iter().any(|flat| flat.eq_ignore_ascii_case(name)) {
-            continue;
-        }
-        open = if closing { open.saturating_sub(1) } else { open + 1 };
-        shape.depth = shape.depth.max(open);
-    }
-    shape
-}
-
-fn title(html: &str) -> Option<String> {
-    // Found by ASCII letters alone, so that positions hold for the text as it is.
-    let lower = html.to_ascii_lowercase();
-    let start = lower.find("<title")?;
-    let start = start + lower[start..].find('>')? + 1;
-    let end = start + lower[start..].find("</title")?;
-    let mut end = end.min(start + MAX_TITLE_BYTES);
-    while !html.is_char_boundary(end) {
-        end -= 1;
-    }
-    let markdown = htmd::convert(html.get(start..end)?).ok()?;
-    let title = markdown.split_whitespace().collect::<Vec<_>>().join(" ");
-    (!title.is_empty()).then_some(title)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn page(html: &str) -> String {
+        match parse(html.as_bytes()).unwrap().body {
+            TextBody::Page(markdown) => unescapes(&markdown).applied(0, &markdown).into_owned(),
+            other => panic!("{other:?}"),
+        }
+    }
+
     #[test]
     fn the_body_becomes_markdown_and_the_title_is_kept() {
-        let page = "<html><head><title>A &amp; B</title><style>p{}</style></head><body><nav>menu</nav>\
+        let html = "<html><head><title>A &amp; B</title><style>p{}</style></head><body><nav>menu</nav>\
                     <h1>Top</h1><p>one<p>two<ul><li>x<li>y</ul><script>bad()</script></body></html>";
-        let text = read(page.as_bytes(), &ReadOptions::default()).unwrap();
-        assert_eq!(text.title.as_deref(), Some("A & B"));
-        let Body::Page(markdown) = text.body else {
-            panic!("a page is expected")
-        };
+        assert_eq!(parse(html.as_bytes()).unwrap().title.as_deref(), Some("A & B"));
+        let markdown = page(html);
         assert!(markdown.starts_with("# Top\n\none\n\ntwo"), "{markdown}");
         assert!(
             !markdown.contains("bad") && !markdown.contains("menu"),
@@ -216,12 +252,10 @@ mod tests {
 
     #[test]
     fn preformatted_text_is_code_and_marks_are_as_on_the_page() {
-        let page = "<p>a_b * [x] 1. \\ `</p><PRE class=x>p_q *r* &lt;x&gt;</PRE><pre><code>s_t</code></pre>\
-                    <p>use <code>u_v\\_</code> and w_w</p><preface>";
-        let Body::Page(markdown) = read(page.as_bytes(), &ReadOptions::default()).unwrap().body else {
-            panic!("a page is expected")
-        };
-        let text = unescapes(&markdown).applied(0, &markdown).into_owned();
+        let text = page(
+            "<p>a_b * [x] 1. \\ `</p><PRE class=x>p_q *r* &lt;x&gt;</PRE><pre><code>s_t</code></pre>\
+             <p>use <code>u_v\\_</code> and w_w</p><preface>",
+        );
         assert!(text.contains("a_b * [x] 1. \\ `"), "{text}");
         assert!(text.contains("```\np_q *r* <x>\n```"), "{text}");
         assert!(text.contains("```\ns_t\n```"), "{text}");
@@ -229,25 +263,78 @@ mod tests {
     }
 
     #[test]
-    fn a_page_nested_without_end_is_refused() {
-        let bomb = "<div>".repeat(1_000_000);
-        let refused = read(bomb.as_bytes(), &ReadOptions::default()).unwrap_err();
-        assert!(refused.0.contains("nested 1000000 deep"), "{refused}");
+    fn markup_within_preformatted_text_leaves_one_closed_fence() {
+        for (html, code) in [
+            (
+                "<pre class=screen><code class=prompt># </code><strong><code>apt update</code></strong>\nHit:1</pre>",
+                "```\n# apt update\nHit:1\n```",
+            ),
+            ("<pre><span>a</span><br>b <em>c</em></pre>", "```\na\nb c\n```"),
+            (
+                "<pre><code class='hl language-rust'>fn <b>main</b>() {}</code></pre>",
+                "```rust\nfn main() {}\n```",
+            ),
+            ("<pre>a ``` b</pre>", "````\na ``` b\n````"),
+        ] {
+            let text = page(&format!("<h2>One</h2>{html}<h2>Two</h2><p>text"));
+            assert_eq!(text, format!("## One\n\n{code}\n\n## Two\n\ntext"));
+        }
     }
 
     #[test]
-    fn a_page_that_multiplies_when_it_is_repaired_is_refused() {
-        // Every paragraph takes over all the fonts that were left open in the one before: a small
-        // file, millions of nodes.
-        let fonts: String = (0..1_000).map(|n| format!("<font size={n}>")).collect();
-        let bomb = format!("<p>{fonts}{}", "<p>x".repeat(100_000));
-        let refused = read(bomb.as_bytes(), &ReadOptions::default()).unwrap_err();
+    fn self_closing_elements_of_drawings_do_not_nest() {
+        let paths = "<path d='M0 0'/><g/><circle r=1 />".repeat(10_000);
+        assert_eq!(
+            page(&format!("<p>before</p><svg>{paths}</svg><p>after")),
+            "before\n\nafter"
+        );
+    }
+
+    #[test]
+    fn images_within_the_page_keep_their_description_only() {
+        let pixels = "A".repeat(40_000);
+        let text = page(&format!(
+            "<p>x <img alt='a dome' src='DATA:image/png;base64,{pixels}'> <img alt=far src=dome.png> y"
+        ));
+        assert_eq!(text, "x a dome ![far](dome.png) y");
+    }
+
+    #[test]
+    fn a_page_nested_without_end_is_refused() {
+        for html in [
+            "<div>".repeat(100_000),
+            // Closing tags that match nothing close nothing.
+            format!("<pre>{}", "<object></q>".repeat(100_000)),
+            format!("{}text", "<div>".repeat(MAX_DEPTH - 2)),
+            format!("{}{}", "<div>".repeat(600), "</div>".repeat(600)),
+        ] {
+            let refused = parse(html.as_bytes()).unwrap_err();
+            assert!(refused.0.contains("nested more than 512 deep"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn the_deepest_page_is_converted() {
+        let deep = MAX_DEPTH - 3;
+        let text = page(&format!("{}text", "<div>".repeat(deep)));
+        assert_eq!(text, "text");
+    }
+
+    #[test]
+    fn a_page_that_multiplies_when_it_is_converted_is_refused() {
+        let html = format!("{}{}", "<blockquote>".repeat(500), "<p>x".repeat(20_000));
+        let refused = parse(html.as_bytes()).unwrap_err();
         assert!(refused.0.contains("beyond what is safe"), "{refused}");
     }
 
     #[test]
     fn an_old_page_without_closing_tags_is_read() {
-        let old = format!("<html><body>{}", "<p>text<br>more<li>item".repeat(20_000));
-        assert!(read(old.as_bytes(), &ReadOptions::default()).is_ok());
+        let text = page(&format!(
+            "<html><body>{}",
+            "<p>text<br>more<li>item".repeat(20_000)
+        ));
+        assert_eq!(text.matches("text").count(), 20_000);
+        assert_eq!(text.matches("more").count(), 20_000);
+        assert_eq!(text.matches("item").count(), 20_000);
     }
 }

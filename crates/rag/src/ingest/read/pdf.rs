@@ -4,43 +4,33 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use pdf_extract::{Document, PlainTextOutput, output_doc_page};
 
-use super::{Body, ReadOptions, Text, Unreadable};
-use crate::ingest::kind::Kind;
+use super::{DocumentText, TextBody, Unreadable};
 
-/// Between two pages in the text that an isolated reader hands over.
-pub(super) const PAGE_BREAK: char = '\u{c}';
+/// The largest text of a document.
+const MAX_TEXT_BYTES: usize = 64 << 20;
+const MAX_PAGES: usize = 5_000;
 
-pub(super) fn read(bytes: &[u8], options: &ReadOptions) -> Result<Text, Unreadable> {
-    if !bytes[..bytes.len().min(1024)]
-        .windows(5)
-        .any(|window| window == b"%PDF-")
-    {
-        return Err(Unreadable::new("it does not begin like a PDF file"));
-    }
-    let text = match &options.isolated {
-        Some(isolated) => isolated.read(Kind::Pdf, bytes)?,
-        None => extract(bytes, options)?,
-    };
-    let pages: Vec<String> = text.split(PAGE_BREAK).map(tidy).collect();
-    if pages.iter().all(String::is_empty) {
-        return Err(Unreadable::new(
-            "it has no text; it may be made of scanned pictures",
-        ));
-    }
-    Ok(Text::of(Body::Pages(pages)))
-}
-
-/// Extracts in this process. The parser panics on many files that are merely odd; memory and time
-/// are for the caller to limit.
-pub(super) fn extract(bytes: &[u8], options: &ReadOptions) -> Result<String, Unreadable> {
-    catch_unwind(AssertUnwindSafe(|| pages(bytes, options))).unwrap_or_else(|_| {
+/// Parses a document in this process. The parser panics on files that are merely unusual. Time and
+/// memory are for the caller to limit.
+pub(super) fn parse(bytes: &[u8]) -> Result<DocumentText, Unreadable> {
+    let pages = catch_unwind(AssertUnwindSafe(|| pages(bytes))).unwrap_or_else(|_| {
         Err(Unreadable::new(
             "this PDF cannot be read: the parser gave up on it",
         ))
-    })
+    })?;
+    if pages.iter().all(String::is_empty) {
+        return Err(Unreadable::new("it has no text; its pages may be scanned images"));
+    }
+    Ok(DocumentText::of(TextBody::Pages(pages)))
 }
 
-fn pages(bytes: &[u8], options: &ReadOptions) -> Result<String, Unreadable> {
+/// Whether a file begins like a PDF.
+pub(super) fn is_pdf(bytes: &[u8]) -> bool {
+    let head = &bytes[..bytes.len().min(1024)];
+    head.windows(5).any(|window| window == b"%PDF-")
+}
+
+fn pages(bytes: &[u8]) -> Result<Vec<String>, Unreadable> {
     let unreadable =
         |error: &dyn std::fmt::Display| Unreadable::new(format!("this PDF cannot be read: {error}"));
     let mut document = Document::load_mem(bytes).map_err(|e| unreadable(&e))?;
@@ -50,33 +40,31 @@ fn pages(bytes: &[u8], options: &ReadOptions) -> Result<String, Unreadable> {
             .map_err(|_| Unreadable::new("this PDF is protected by a password"))?;
     }
     let numbers: Vec<u32> = document.get_pages().keys().copied().collect();
-    if numbers.len() > options.max_pages {
+    if numbers.len() > MAX_PAGES {
         return Err(Unreadable::new(format!(
-            "it has {} pages; at most {} are read",
-            numbers.len(),
-            options.max_pages
+            "it has {} pages; at most {MAX_PAGES} are allowed",
+            numbers.len()
         )));
     }
-    let mut text = String::new();
-    for (index, number) in numbers.iter().enumerate() {
-        if index > 0 {
-            text.push(PAGE_BREAK);
-        }
+    let mut pages = Vec::with_capacity(numbers.len());
+    let mut bytes = 0;
+    for number in numbers {
         let mut page = String::new();
         let mut output = PlainTextOutput::new(&mut page);
-        output_doc_page(&document, &mut output, *number).map_err(|e| unreadable(&e))?;
-        text.push_str(&page.replace(PAGE_BREAK, "\n"));
-        if text.len() as u64 > options.max_bytes {
+        output_doc_page(&document, &mut output, number).map_err(|e| unreadable(&e))?;
+        bytes += page.len();
+        if bytes > MAX_TEXT_BYTES {
             return Err(Unreadable::new(format!(
                 "it has more than {} MB of text",
-                options.max_bytes >> 20
+                MAX_TEXT_BYTES >> 20
             )));
         }
+        pages.push(tidy(&page));
     }
-    Ok(text)
+    Ok(pages)
 }
 
-/// Trailing blanks go, and so do empty lines beyond one.
+/// Removes trailing blanks and repeated empty lines.
 fn tidy(page: &str) -> String {
     let mut tidy = String::with_capacity(page.len());
     let mut empty = 0;

@@ -4,7 +4,9 @@ use std::fmt::Write;
 
 use super::{WordModel, pdf};
 use crate::ingest::size::TokenSizer;
-use crate::ingest::{Chunk, Content, Input, Kind, ReadOptions, Splitter, Unreadable, chunks_of};
+use crate::ingest::{
+    Chunk, Content, DocumentReader, Input, InputOptions, Kind, ReadOptions, Splitter, Unreadable, each_chunk,
+};
 
 const CHUNK_TOKENS: usize = 30;
 
@@ -13,13 +15,20 @@ fn split(source: &str, bytes: &[u8]) -> Result<Vec<Chunk>, Unreadable> {
     let kind = Kind::of_path(std::path::Path::new(source)).unwrap();
     let input = Input {
         source: source.into(),
-        origin: None,
         kind,
         content: Content::Memory(bytes.to_vec()),
+        options: InputOptions::default(),
     };
-    chunks_of(&input, &splitter, &ReadOptions::default(), &mut |problem| {
+    let mut chunks = Vec::new();
+    let mut reader = DocumentReader::new(ReadOptions::default(), || false);
+    let mut keep = |chunk| {
+        chunks.push(chunk);
+        Ok(())
+    };
+    each_chunk(input, &splitter, &mut reader, &mut keep, &mut |problem| {
         panic!("{problem}")
-    })
+    })?;
+    Ok(chunks)
 }
 
 fn render(chunks: &[Chunk]) -> String {
@@ -85,7 +94,7 @@ to dry. Look at the log before you open, and write into it when you close.
 
 ## Motors
 
-Run the motors once a week:
+IngestRun the motors once a week:
 
 ```sh
 # not a heading
@@ -303,6 +312,74 @@ fn rows_of_jsonl_and_csv() {
 }
 
 #[test]
+fn files_of_rows_may_be_larger_than_files_that_are_read_as_a_whole() {
+    let rows: String = (0..100)
+        .map(|n| format!("{{\"id\":{n},\"text\":\"row {n}\"}}\n"))
+        .collect();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rows.jsonl");
+    std::fs::write(&path, &rows).unwrap();
+    let options = ReadOptions {
+        max_bytes: 100,
+        ..ReadOptions::default()
+    };
+    let splitter = Splitter::new(TokenSizer::new(WordModel::new("1"), CHUNK_TOKENS), CHUNK_TOKENS);
+    let input = Input {
+        source: "rows.jsonl".into(),
+        kind: Kind::JsonLines,
+        content: Content::File(path),
+        options: InputOptions::default(),
+    };
+    let mut count = 0;
+    let mut visit = |_| {
+        count += 1;
+        Ok(())
+    };
+    let mut reader = DocumentReader::new(options, || false);
+    each_chunk(input, &splitter, &mut reader, &mut visit, &mut |bad| {
+        panic!("{bad}")
+    })
+    .unwrap();
+    assert_eq!(count, 100);
+}
+
+#[test]
+fn images_within_documents_make_no_chunks() {
+    let pixels = "iVBORw0KGgo/".repeat(4_000);
+    let uri = format!("data:image/png;base64,{pixels}");
+    let markdown = format!("# Dome\n\nBefore ![the dome]({uri}) after.\n\n![dome][1]\n\n[1]: {uri}\n");
+    let all = texts("a.md", &markdown);
+    assert!(all.len() <= 2 && !all.concat().contains("iVBOR"), "{all:?}");
+    assert!(all[0].contains("the dome"), "{all:?}");
+    let html =
+        format!("<h1>Dome</h1><p>Before <img alt='the dome' src='{uri}'> <a href='{uri}'>link</a> after.");
+    let all = texts("a.html", &html);
+    assert_eq!(all.len(), 1, "{all:?}");
+    assert!(
+        all[0].contains("the dome") && !all[0].contains("iVBOR"),
+        "{all:?}"
+    );
+}
+
+#[test]
+fn preformatted_text_with_markup_does_not_join_sections() {
+    let section = |n: u32| {
+        format!(
+            "<h2>Step {n}</h2><pre class='screen'><code class='prompt'># </code>\
+             <strong class='userinput'><code>apt install part{n}</code></strong>\nReading lists...</pre>"
+        )
+    };
+    let html: String = (1..=3).map(section).collect();
+    let chunks = split("a.html", html.as_bytes()).unwrap();
+    let ids: Vec<&str> = chunks.iter().map(|chunk| chunk.document.id.as_str()).collect();
+    assert_eq!(ids, ["a.html#step-1:0", "a.html#step-2:0", "a.html#step-3:0"]);
+    assert_eq!(
+        chunks[1].document.text,
+        "## Step 2\n\n```\n# apt install part2\nReading lists...\n```"
+    );
+}
+
+#[test]
 fn one_line_of_five_megabytes() {
     let words = "lorem ipsum dolor sit amet ".repeat(5_000_000 / 27);
     let chunks = split("line.txt", words.as_bytes()).unwrap();
@@ -355,7 +432,7 @@ fn what_is_no_document_is_refused() {
     let pages = pdf(&[&[]]);
     assert_eq!(
         problem("scan.pdf", &pages),
-        "it has no text; it may be made of scanned pictures"
+        "it has no text; its pages may be scanned images"
     );
 }
 

@@ -34,7 +34,7 @@ fn part(rows: &str, lines: u64) -> Input {
 }
 
 impl Bench {
-    async fn metadata(&self, id: &str) -> Value {
+    pub(super) async fn metadata(&self, id: &str) -> Value {
         let name = CollectionName::parse("c").unwrap();
         let id = DocumentId::parse(id).unwrap();
         let found = self.parts.service.store.document(&name, &id).await.unwrap();
@@ -83,12 +83,15 @@ async fn a_row_with_too_much_metadata_fails_alone() {
     assert_eq!(counts(&report), (2, 0, 0, 0, 3));
     let problems: Vec<&str> = report.errors.iter().map(|error| error.error.as_str()).collect();
     assert!(
-        problems[0].starts_with("line 2: what it has beside its 'text' has 70"),
+        problems[0].starts_with("line 2: its metadata has 70"),
         "{problems:?}"
     );
-    assert_eq!(problems[1], "line 4: its 'id' has 513 bytes; it may have 512");
+    assert_eq!(
+        problems[1],
+        "line 4: its 'id' has 513 bytes; at most 512 are allowed"
+    );
     assert!(
-        problems[2].starts_with("line 5: ") && problems[2].contains("would be stored 2000 times"),
+        problems[2].starts_with("line 5: ") && problems[2].contains("each of its 2000 chunks"),
         "{problems:?}"
     );
     let table = format!("id,text,note\n1,short,{}\n2,short,note\n", "n".repeat(70_000));

@@ -13,7 +13,10 @@ use tokio::sync::mpsc;
 
 use super::WordModel;
 use crate::Models;
-use crate::ingest::{Content, Earlier, IngestTarget, Ingestion, Input, Kind, Progress, ReadOptions, Report};
+use crate::ingest::walk::{WalkOptions, Walker};
+use crate::ingest::{
+    Content, Earlier, IngestTarget, Ingestion, Input, InputOptions, Kind, Progress, ReadOptions, Report,
+};
 use crate::ledger::Ledger;
 use crate::test_parts::{Parts, parts};
 
@@ -122,9 +125,9 @@ pub(super) fn text(source: &str, text: &str) -> Input {
     let kind = Kind::of_path(Path::new(source)).unwrap();
     Input {
         source: source.into(),
-        origin: None,
         kind,
         content: Content::Memory(text.as_bytes().to_vec()),
+        options: InputOptions::default(),
     }
 }
 
@@ -214,24 +217,16 @@ async fn another_version_of_the_model_embeds_everything_again() {
 #[tokio::test]
 async fn one_bad_file_does_not_stop_the_rest() {
     let bench = Bench::new().await;
-    let binary = Input {
-        source: "x.txt".into(),
-        origin: None,
-        kind: Kind::Plain,
-        content: Content::Memory(b"\0\0".to_vec()),
-    };
+    let binary = text("x.txt", "\0\0");
     // It is there when the folder is looked through, and gone when its turn comes.
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("gone.md"), "# Gone").unwrap();
-    let selection =
-        crate::ingest::walk::Selection::new(&[folder.path().display().to_string()], &[], &[]).unwrap();
-    let found = selection.find().files.remove(0);
+    let walker = Walker::new(&[folder.path().display().to_string()], &WalkOptions::default()).unwrap();
+    let found = walker.walk().files.remove(0);
     std::fs::remove_file(&found.path).unwrap();
     let vanished = Input {
-        source: "gone.md".into(),
-        origin: Some(found.origin),
-        kind: found.kind.unwrap(),
         content: Content::File(found.path),
+        ..text("gone.md", "")
     };
     let refused = text("refused.txt", "this is unembeddable");
     let report = bench
@@ -436,7 +431,7 @@ async fn removing_a_source_removes_its_documents_and_nothing_else() {
         .ingest("c", vec![text("a.txt", "one"), text("b.txt", "two")])
         .await;
     let (ingestion, name) = (bench.ingestion(), CollectionName::parse("c").unwrap());
-    let ingested = ingestion.ingested(&name).await.unwrap();
+    let ingested = ingestion.sources(&name).await.unwrap();
     let sources: Vec<&str> = ingested.iter().map(|i| i.source.as_str()).collect();
     assert_eq!(sources, ["a.txt", "b.txt"]);
     let progress = Progress::default();
@@ -501,29 +496,122 @@ async fn headings_that_read_like_counted_ones_lose_nothing() {
 }
 
 #[tokio::test]
-async fn a_file_does_not_replace_another_that_is_still_there() {
+async fn sources_are_listed_while_they_have_documents() {
     let bench = Bench::new().await;
-    let folder = tempfile::tempdir().unwrap();
-    let file = |name: &str| {
-        let path = folder.path().join(name);
-        std::fs::write(&path, name).unwrap();
-        Input {
-            origin: Some(path.clone()),
-            content: Content::File(path),
-            ..text("README.md", "")
-        }
+    let name = CollectionName::parse("c").unwrap();
+    let from = |origin: &str, input: Input| Input {
+        options: InputOptions {
+            origin: Some(origin.to_owned()),
+            ..InputOptions::default()
+        },
+        ..input
     };
+    let inputs = vec![
+        from("here:/a.txt", text("a.txt", "one")),
+        from("here:/empty.txt", text("empty.txt", "")),
+        text("sent.txt", "two"),
+    ];
+    bench.ingest("c", inputs).await;
+    let listed = async || -> Vec<(String, Option<String>, bool)> {
+        let sources = bench.ingestion().sources(&name).await.unwrap();
+        sources
+            .into_iter()
+            .map(|s| (s.source, s.origin, s.empty))
+            .collect()
+    };
+    let origin = |path: &str| Some(format!("here:/{path}"));
     assert_eq!(
-        counts(&bench.ingest("c", vec![file("one")]).await),
-        (1, 0, 0, 0, 0)
+        listed().await,
+        [
+            ("a.txt".into(), origin("a.txt"), false),
+            ("empty.txt".into(), origin("empty.txt"), true),
+            ("sent.txt".into(), None, false),
+        ]
     );
-    let report = bench.ingest("c", vec![file("two")]).await;
+    // A file that was moved is at its new path from now on.
+    bench
+        .ingest("c", vec![from("here:/b/a.txt", text("a.txt", "one"))])
+        .await;
+    assert_eq!(listed().await[0].1, origin("b/a.txt"));
+    bench.parts.service.store.empty(&name).await.unwrap();
+    assert_eq!(listed().await, [("empty.txt".into(), origin("empty.txt"), true)]);
+}
+
+#[tokio::test]
+async fn metadata_is_stored_with_every_chunk_and_the_document_takes_precedence() {
+    let bench = Bench::new().await;
+    let given = json!({"team": "dome", "lang": "en", "title": "Given", "source": "mine"});
+    let with = |input: Input, given: &Value| Input {
+        options: InputOptions {
+            metadata: given.as_object().unwrap().clone(),
+            ..InputOptions::default()
+        },
+        ..input
+    };
+    let page = "---\nlang: de\ntags: [a, b]\n---\n# One\n\ntext\n\n# Two\n\ntext\n";
+    let inputs = |given: &Value| {
+        vec![
+            with(text("a.md", page), given),
+            with(text("b.txt", "plain"), given),
+            with(text("c.csv", "text,lang,size\nrow,fr,3\n"), given),
+        ]
+    };
+    let report = bench.ingest("c", inputs(&given)).await;
+    assert_eq!(counts(&report), (3, 0, 0, 0, 0));
+    let warned: Vec<&str> = report
+        .warnings
+        .iter()
+        .map(|warning| warning.source.as_str())
+        .collect();
+    assert_eq!(warned, ["a.md", "b.txt", "c.csv"], "'source' is replaced");
+    for (id, title, lang) in [
+        ("a.md#one:0", "Given", "de"),
+        ("a.md#two:0", "Given", "de"),
+        ("b.txt:0", "Given", "en"),
+    ] {
+        let stored = bench.metadata(id).await;
+        assert_eq!(
+            (&stored["title"], &stored["lang"]),
+            (&json!(title), &json!(lang)),
+            "{id}"
+        );
+        assert_eq!(stored["team"], "dome");
+        assert_eq!(stored["source"].as_str(), id.split(['#', ':']).next());
+    }
+    assert_eq!(bench.metadata("a.md#two:0").await["tags"], json!(["a", "b"]));
+    let key = &crate::ingest::chunk::content_hash("row")[..16];
+    let row = bench.metadata(&format!("c.csv#{key}:0")).await;
+    assert_eq!(
+        (&row["team"], &row["lang"], &row["size"]),
+        (&json!("dome"), &json!("fr"), &json!(3))
+    );
+
+    assert_eq!(counts(&bench.ingest("c", inputs(&given)).await), (0, 0, 3, 0, 0));
+    let other = json!({"team": "mirror"});
+    bench.model.embedded();
+    assert_eq!(counts(&bench.ingest("c", inputs(&other)).await), (0, 3, 0, 0, 0));
+    assert_eq!(bench.model.embedded(), 0, "the text is the same");
+    assert_eq!(bench.metadata("b.txt:0").await["team"], "mirror");
+    let large = json!({"note": "n".repeat(70_000)});
+    let report = bench
+        .ingest("c", vec![with(text("b.txt", "plain"), &large)])
+        .await;
     assert_eq!(counts(&report), (0, 0, 0, 0, 1));
-    assert!(report.errors[0].error.contains("--as NAME"), "{report:?}");
-    // What was moved is the same file at another place.
-    std::fs::remove_file(folder.path().join("one")).unwrap();
-    assert_eq!(
-        counts(&bench.ingest("c", vec![file("two")]).await),
-        (0, 1, 0, 0, 0)
-    );
+}
+
+#[tokio::test]
+async fn cells_of_csv_files_have_types_unless_they_are_to_be_text() {
+    let bench = Bench::new().await;
+    let rows = || text("w.csv", "id,text,temp_max\n1,a,31.5\n2,b,-4\n");
+    bench.ingest("c", vec![rows()]).await;
+    assert_eq!(bench.metadata("w.csv#2:0").await["temp_max"], json!(-4.0));
+    let as_text = Input {
+        options: InputOptions {
+            csv_as_text: true,
+            ..InputOptions::default()
+        },
+        ..rows()
+    };
+    assert_eq!(counts(&bench.ingest("c", vec![as_text]).await), (0, 2, 0, 0, 0));
+    assert_eq!(bench.metadata("w.csv#2:0").await["temp_max"], "-4");
 }

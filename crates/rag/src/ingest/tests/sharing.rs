@@ -15,7 +15,7 @@ use super::WordModel;
 use super::run::{Bench, counts, text};
 use crate::Models;
 use crate::ingest::embed::embed;
-use crate::ingest::{Content, IngestTarget, Input, Progress};
+use crate::ingest::{IngestTarget, Progress};
 
 /// Takes its time, so that others come to need the same.
 struct SlowModel(Arc<WordModel>);
@@ -93,26 +93,18 @@ async fn texts_are_not_blamed_for_another_version_of_the_model() {
 }
 
 #[tokio::test]
-async fn a_collection_that_was_deleted_leaves_its_name_to_others() {
+async fn the_sources_of_a_deleted_collection_are_forgotten() {
     let bench = Bench::new().await;
-    let folder = tempfile::tempdir().unwrap();
-    let file = |name: &str, source: &str| {
-        let path = folder.path().join(name);
-        std::fs::write(&path, "{\"id\":\"1\",\"text\":\"one\"}\n").unwrap();
-        Input {
-            origin: Some(path.clone()),
-            content: Content::File(path),
-            ..text(source, "")
-        }
-    };
-    let files = |name: &str| vec![file(name, "a.md"), file(name, "a.jsonl")];
-    assert_eq!(counts(&bench.ingest("c", files("one")).await), (2, 0, 0, 0, 0));
-    assert_eq!(counts(&bench.ingest("c", files("two")).await), (0, 0, 0, 0, 2));
+    bench
+        .ingest("c", vec![text("a.md", "one"), text("b.md", "")])
+        .await;
     let name = CollectionName::parse("c").unwrap();
     bench.parts.service.store.delete_collection(&name).await.unwrap();
-    bench.create("c").await;
-    assert_eq!(counts(&bench.ingest("c", files("two")).await), (2, 0, 0, 0, 0));
-
     bench.ingestion().forget_collection(&name).await.unwrap();
-    assert_eq!(bench.ingestion().ingested(&name).await.unwrap(), []);
+    bench.create("c").await;
+    assert_eq!(bench.ingestion().sources(&name).await.unwrap(), []);
+    let report = bench
+        .ingest("c", vec![text("a.md", "one"), text("b.md", "")])
+        .await;
+    assert_eq!(counts(&report), (2, 0, 0, 0, 0));
 }

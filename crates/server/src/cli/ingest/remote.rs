@@ -14,37 +14,41 @@ use ragstone_core::call::CallError;
 use ragstone_core::collection::{CollectionName, EMBEDDING_MODEL};
 use ragstone_providers::http::{Call, Repeat, ServiceClient};
 use ragstone_rag::ingest::report::{ChunkCounts, DocumentCounts, ItemError};
-use ragstone_rag::ingest::walk::{Covered, Found, FoundFile, is_gone, path_of};
-use ragstone_rag::ingest::{Earlier, FileRows, Kind, Progress, ROWS_STAY, Report, UNKNOWN_TYPE};
+use ragstone_rag::ingest::walk::{SourceFile, Walk};
+use ragstone_rag::ingest::{
+    Earlier, FileRows, IngestedSource, InputOptions, Kind, KnownFiles, Progress, ROWS_STAY, Report,
+    UNKNOWN_TYPE,
+};
 use ragstone_rag::jobs::check_source;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use self::lines::{LineParts, LiveLines};
-use super::{IngestArgs, STDIN, show};
+use super::{IngestArgs, STDIN, machine, other_model, show};
 use crate::cli::remote::{KEY, RemoteArgs, no_server, refusal};
 use crate::listen;
 
-/// One request has about this much; the server's own limit is larger, and base64 adds a third.
+/// Size of one request. The limit of the server is larger, and base64 adds a third.
 const UPLOAD_BYTES: u64 = 16 << 20;
 const UPLOAD_FILES: usize = 256;
-/// A file that cannot be cut must fit into one request.
+/// A file that cannot be sent in parts must fit into one request.
 const MAX_FILE_BYTES: u64 = 44 << 20;
-/// Jobs that wait at the server while the next is read.
+/// Jobs at the server while the next is read.
 const JOBS_AHEAD: usize = 2;
 const POLL: Duration = Duration::from_millis(300);
 /// The longest line that a server reads.
 const ROW_BYTES: usize = 16 << 20;
-/// The server refuses longer lists in a filter, and gives no longer ones.
+/// The longest list in a request or answer.
 const MAX_LIST: usize = 1000;
 
 struct Upload<'a> {
     client: &'a ServiceClient,
     collection: &'a CollectionName,
     chunk_tokens: Option<usize>,
+    csv_as_text: bool,
     progress: &'a Progress,
     jobs: VecDeque<String>,
-    /// What the jobs that are finished have done.
+    /// Sum of the finished jobs.
     finished: Report,
     documents: Vec<Value>,
     bytes: u64,
@@ -54,20 +58,26 @@ pub(super) async fn ingest(
     args: &IngestArgs,
     url: String,
     collection: &CollectionName,
-    mut found: Found,
+    mut walk: Walk,
 ) -> anyhow::Result<()> {
     let client = RemoteArgs::at(url.clone()).http_client()?;
     ensure_collection(&client, collection, args.model.as_deref())
         .await
         .map_err(|error| no_server(error, &url))?;
+    let known = async || {
+        let sources = sources(&client, collection).await?;
+        anyhow::Ok(KnownFiles::new(&machine(), sources))
+    };
+    args.name_files(&mut walk, &known().await?);
     let progress = Arc::new(Progress::default());
-    let total: u64 = found.files.iter().map(|file| file.bytes).sum();
-    let shown = show::Shown::start(Arc::clone(&progress), total, args.json);
-    let covered = std::mem::take(&mut found.covered);
+    let total: u64 = walk.files.iter().map(|file| file.bytes).sum();
+    let shown = show::IngestDisplay::start(Arc::clone(&progress), total, args.json);
+    let covered = std::mem::take(&mut walk.covered);
     let mut upload = Upload {
         client: &client,
         collection,
         chunk_tokens: args.chunk_tokens,
+        csv_as_text: args.csv_as_text(),
         progress: &progress,
         jobs: VecDeque::new(),
         finished: Report::default(),
@@ -75,9 +85,9 @@ pub(super) async fn ingest(
         bytes: 0,
     };
     let done = tokio::select! {
-        done = upload.all(args, found) => done,
+        done = upload.all(args, walk) => done,
         () = listen::stop_signal() => Err(anyhow::anyhow!(
-            "stopped; what was ingested so far is stored, and the same command goes on from there"
+            "stopped; documents ingested so far are stored, and the same command continues"
         )),
     };
     if done.is_err() {
@@ -85,7 +95,8 @@ pub(super) async fn ingest(
             let _ = ask(&client, Call::delete(format!("jobs/{job}"))).await;
         }
     } else if args.prune {
-        prune(args, &client, collection, &covered, &progress).await?;
+        let gone = known().await?.gone(&covered);
+        remove_sources(&client, collection, &gone, &progress).await?;
     }
     shown.stop().await;
     show::report(&progress, &args.collection, args.json)?;
@@ -94,24 +105,25 @@ pub(super) async fn ingest(
 }
 
 impl Upload<'_> {
-    async fn all(&mut self, args: &IngestArgs, found: Found) -> anyhow::Result<()> {
-        for (source, problem) in &found.problems {
+    async fn all(&mut self, args: &IngestArgs, walk: Walk) -> anyhow::Result<()> {
+        for (source, problem) in &walk.problems {
             self.fail(source, problem);
         }
-        for file in found.files {
+        for file in walk.files {
             let source = file.source.clone();
-            if let Err(problem) = self.file(file).await? {
+            if let Err(problem) = self.file(args, file).await? {
                 self.fail(&source, &problem);
             }
         }
         if args.paths.iter().any(|path| path == STDIN) {
             let mut lines = LiveLines::of(std::io::stdin());
-            let source = args.known_as(&args.source);
+            let source = args.prefixed(&args.source);
+            let options = args.stdin_options();
             let mut rows = FileRows::default();
             while let Some(part) = lines.part().await {
                 let part = part?;
                 let earlier = rows.part(Kind::JsonLines, &part, ROW_BYTES);
-                self.part(&source, Kind::JsonLines, &part, earlier).await?;
+                self.part(&source, &part, earlier, &options).await?;
             }
         }
         self.send().await?;
@@ -119,7 +131,7 @@ impl Upload<'_> {
     }
 
     /// The inner error is about this file, the outer one about everything.
-    async fn file(&mut self, file: FoundFile) -> anyhow::Result<Result<(), String>> {
+    async fn file(&mut self, args: &IngestArgs, file: SourceFile) -> anyhow::Result<Result<(), String>> {
         let Some(kind) = file.kind else {
             if file.named {
                 return Ok(Err(UNKNOWN_TYPE.to_owned()));
@@ -130,13 +142,17 @@ impl Upload<'_> {
         if let Err(problem) = check_source(&file.source) {
             return Ok(Err(problem.to_owned()));
         }
+        let options = match args.file_options(&file) {
+            Ok(options) => options,
+            Err(problem) => return Ok(Err(problem)),
+        };
         if kind == Kind::JsonLines && file.bytes > UPLOAD_BYTES {
-            return self.file_in_parts(&file).await;
+            return self.file_in_parts(&file, &options).await;
         }
         if file.bytes > MAX_FILE_BYTES {
             let (size, most) = (file.bytes >> 20, MAX_FILE_BYTES >> 20);
             return Ok(Err(format!(
-                "it has {size} MB; at most {most} can be sent to a server"
+                "it has {size} MB; at most {most} MB can be sent to a server"
             )));
         }
         let bytes = match std::fs::read(&file.path) {
@@ -149,20 +165,24 @@ impl Upload<'_> {
         if self.bytes + bytes.len() as u64 > UPLOAD_BYTES || self.documents.len() >= UPLOAD_FILES {
             self.send().await?;
         }
-        self.add(&file.source, kind, &bytes, None);
+        self.add(&file.source, kind, &bytes, None, &options);
         Ok(Ok(()))
     }
 
-    /// A file of lines that is too large for one request. The server gets to know no more than its
-    /// parts, so what spans them is seen to here.
-    async fn file_in_parts(&mut self, file: &FoundFile) -> anyhow::Result<Result<(), String>> {
+    /// Sends a file of lines that is too large for one request. The server sees only its parts, so that
+    /// rows which are missing from the whole file are removed here.
+    async fn file_in_parts(
+        &mut self,
+        file: &SourceFile,
+        options: &InputOptions,
+    ) -> anyhow::Result<Result<(), String>> {
         let mut reader = match File::open(&file.path) {
             Ok(file) => BufReader::new(file),
             Err(error) => return Ok(Err(error.to_string())),
         };
         if matches!(reader.fill_buf(), Ok([0xff, 0xfe, ..] | [0xfe, 0xff, ..])) {
             return Ok(Err(
-                "it is UTF-16, and too large to be sent as a whole: make it UTF-8 first".to_owned(),
+                "it is UTF-16 and too large to be sent as a whole: convert it to UTF-8".to_owned(),
             ));
         }
         self.send().await?;
@@ -175,7 +195,7 @@ impl Upload<'_> {
                 Err(error) => return Ok(Err(error.to_string())),
             };
             let earlier = rows.part(Kind::JsonLines, &part, ROW_BYTES);
-            self.part(&file.source, Kind::JsonLines, &part, earlier).await?;
+            self.part(&file.source, &part, earlier, options).await?;
         }
         self.wait_until(0).await?;
         let done = self.finished.chunks;
@@ -185,10 +205,10 @@ impl Upload<'_> {
         Ok(Ok(()))
     }
 
-    /// Removes rows of earlier runs that are in none of the parts. `stored` is how many documents the
-    /// parts are now.
+    /// Removes rows of earlier runs that are in none of the parts. `stored` is the number of documents of
+    /// the parts.
     async fn remove_vanished(&mut self, source: &str, rows: &FileRows, stored: u64) -> anyhow::Result<()> {
-        let filter = of_sources(&[source.to_owned()]).to_string();
+        let filter = of_source(source).to_string();
         let path = format!("collections/{}/documents", self.collection);
         let page = |limit: usize, offset: usize| {
             Call::get(path.clone())
@@ -232,20 +252,35 @@ impl Upload<'_> {
         Ok(())
     }
 
-    /// Parts of one file go one after the other: a job has each name once.
-    async fn part(&mut self, source: &str, kind: Kind, bytes: &[u8], earlier: Earlier) -> anyhow::Result<()> {
+    /// Sends a part of a file in a job of its own.
+    async fn part(
+        &mut self,
+        source: &str,
+        bytes: &[u8],
+        earlier: Earlier,
+        options: &InputOptions,
+    ) -> anyhow::Result<()> {
         self.send().await?;
-        self.add(source, kind, bytes, Some(earlier));
+        self.add(source, Kind::JsonLines, bytes, Some(earlier), options);
         self.send().await
     }
 
-    fn add(&mut self, name: &str, kind: Kind, bytes: &[u8], earlier: Option<Earlier>) {
+    fn add(
+        &mut self,
+        name: &str,
+        kind: Kind,
+        bytes: &[u8],
+        earlier: Option<Earlier>,
+        options: &InputOptions,
+    ) {
         self.bytes += bytes.len() as u64;
         let mut document = json!({
             "name": name,
             "media_type": media_type(kind),
             "encoding": "base64",
             "content": base64::engine::general_purpose::STANDARD.encode(bytes),
+            "metadata": options.metadata,
+            "origin": options.origin,
         });
         if let Some(earlier) = earlier {
             document["partial"] = true.into();
@@ -262,7 +297,8 @@ impl Upload<'_> {
             return Ok(());
         }
         self.wait_until(JOBS_AHEAD - 1).await?;
-        let body = json!({"documents": documents, "chunk_tokens": self.chunk_tokens});
+        let csv_types = self.csv_as_text.then_some("text");
+        let body = json!({"documents": documents, "chunk_tokens": self.chunk_tokens, "csv_types": csv_types});
         let call = Call::post(format!("collections/{}/ingest", self.collection))
             .json(&body)
             .repeat(Repeat::Freely);
@@ -272,7 +308,7 @@ impl Upload<'_> {
         Ok(())
     }
 
-    /// Follows the oldest job until no more than so many are left.
+    /// Waits until no more than `left` jobs are unfinished.
     async fn wait_until(&mut self, left: usize) -> anyhow::Result<()> {
         while self.jobs.len() > left {
             let Some(id) = self.jobs.front() else { break };
@@ -372,7 +408,7 @@ fn media_type(kind: Kind) -> &'static str {
     }
 }
 
-/// The model that is wanted, or the first; one that the server has.
+/// The wanted model or the first one, if the server has it.
 async fn loaded_model(client: &ServiceClient, wanted: Option<&str>) -> anyhow::Result<String> {
     let health: Value = ask(client, Call::get("health")).await?;
     let loaded = health["embedding_models"].as_array().into_iter().flatten();
@@ -399,9 +435,7 @@ async fn ensure_collection(
         .await
     {
         Ok(there) => match (there["metadata"][EMBEDDING_MODEL].as_str(), wanted) {
-            (Some(there), Some(wanted)) if there != wanted => anyhow::bail!(
-                "collection '{name}' is embedded by '{there}', not by '{wanted}': leave --model out, or name another collection"
-            ),
+            (Some(there), Some(wanted)) if there != wanted => anyhow::bail!(other_model(name, there, wanted)),
             (None, Some(_)) if there["count"] == 0 => {
                 let model = loaded_model(client, wanted).await?;
                 let body = json!({"metadata": {EMBEDDING_MODEL: model}});
@@ -414,55 +448,71 @@ async fn ensure_collection(
         Err(CallError::Answered(answer)) if answer.status == 404 => {
             let model = loaded_model(client, wanted).await?;
             let body = json!({"name": name.as_str(), "embedding_model": model});
-            ask(
-                client,
-                Call::post("collections")
-                    .json(&body)
-                    .repeat(Repeat::IfUnprocessed),
-            )
-            .await
-            .map(|_| ())
+            let call = Call::post("collections")
+                .json(&body)
+                .repeat(Repeat::IfUnprocessed);
+            match client.call_json::<Value>(call).await {
+                Ok(_) => Ok(()),
+                // Another client created it just now.
+                Err(CallError::Answered(answer)) if answer.status == 409 => Ok(()),
+                Err(error) => Err(explain(error)),
+            }
         }
         Err(error) => Err(explain(error)),
     }
 }
 
-/// What ingestion made of these sources; documents that somebody added by hand have no such hash.
-fn of_sources(sources: &[String]) -> Value {
-    json!({"$and": [{"source": {"$in": sources}}, {"content_hash": {"$exists": true}}]})
+/// Chunks of a source. Documents that were added otherwise have no content hash.
+fn of_source(source: &str) -> Value {
+    json!({"$and": [{"source": source}, {"content_hash": {"$exists": true}}]})
 }
 
-/// A server does not know where files are, so they are told apart by their names.
-async fn prune(
-    args: &IngestArgs,
+#[derive(Deserialize)]
+struct SourcePage {
+    sources: Vec<IngestedSource>,
+    next: Option<String>,
+}
+
+/// Sources of a collection; none where an older server does not list them.
+async fn sources(client: &ServiceClient, collection: &CollectionName) -> anyhow::Result<Vec<IngestedSource>> {
+    let mut sources = Vec::new();
+    let mut after = None;
+    loop {
+        let mut call = Call::get(format!("collections/{collection}/sources"));
+        if let Some(after) = after.take() {
+            call = call.query("after", after);
+        }
+        let page: SourcePage = match client.call_json(call).await {
+            Ok(page) => page,
+            Err(CallError::Answered(answer)) if answer.status == 404 => {
+                tracing::warn!(
+                    "the server is too old to list sources; files are known by name, and --prune removes none"
+                );
+                return Ok(Vec::new());
+            }
+            Err(error) => return Err(explain(error)),
+        };
+        sources.extend(page.sources);
+        after = page.next;
+        if after.is_none() {
+            return Ok(sources);
+        }
+    }
+}
+
+async fn remove_sources(
     client: &ServiceClient,
     collection: &CollectionName,
-    covered: &[Covered],
+    sources: &[String],
     progress: &Progress,
 ) -> anyhow::Result<()> {
-    let prefix = args.known_as("");
-    let from_stdin = args.known_as(&args.source);
-    let vanished = |source: &&str| {
-        // Rows from standard input are of no file, whatever their name.
-        let name = source.strip_prefix(&prefix).filter(|_| **source != from_stdin);
-        name.is_some_and(|name| {
-            covered.iter().any(|covered| covered.covers_name(name)) && is_gone(&path_of(name))
-        })
-    };
-    let call = Call::get(format!("collections/{collection}/metadata-values")).query("field", "source");
-    let answer = ask(client, call).await?;
-    let sources = answer["values"].as_array().into_iter().flatten();
-    for gone in sources.filter_map(Value::as_str).filter(vanished) {
-        let body = json!({"where": of_sources(&[gone.to_owned()])});
-        let answer = ask(
-            client,
-            Call::delete(format!("collections/{collection}/documents")).json(&body),
-        )
-        .await?;
-        let removed = answer["count"].as_u64().unwrap_or_default();
+    for sources in sources.chunks(MAX_LIST) {
+        let call =
+            Call::delete(format!("collections/{collection}/sources")).json(&json!({"sources": sources}));
+        let removed = ask(client, call).await?;
         progress.update(|report| {
-            report.documents.removed += u64::from(removed > 0);
-            report.chunks.removed += removed;
+            report.documents.removed += removed["documents"].as_u64().unwrap_or_default();
+            report.chunks.removed += removed["chunks"].as_u64().unwrap_or_default();
         });
     }
     Ok(())

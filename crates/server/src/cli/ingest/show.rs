@@ -1,4 +1,4 @@
-//! What a person, or a program, sees of an ingestion.
+//! Progress and result of an ingestion, for people and programs.
 
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use crate::cli::printable;
 const REDRAW: Duration = Duration::from_millis(200);
 const PLAIN_LINE: Duration = Duration::from_secs(5);
 
-/// Progress on stderr until it is stopped: a bar in a terminal, a line now and then elsewhere.
-pub(super) struct Shown {
+/// Shows progress on stderr until it is stopped: a bar in a terminal, otherwise a line now and then.
+pub(super) struct IngestDisplay {
     task: JoinHandle<()>,
     bar: Option<ProgressBar>,
 }
 
-impl Shown {
+impl IngestDisplay {
     /// `total` is in bytes; 0 where it is not known.
     pub(super) fn start(progress: Arc<Progress>, total: u64, for_machines: bool) -> Self {
         let bar = (std::io::stderr().is_terminal() && !for_machines).then(|| bar(total));
@@ -83,7 +83,7 @@ fn line(report: &Report, progress: &Progress, total: u64) -> String {
     )
 }
 
-/// The result, on stdout.
+/// Prints the result to stdout.
 pub(super) fn report(progress: &Progress, collection: &str, as_json: bool) -> anyhow::Result<()> {
     let report = progress.snapshot();
     let (documents, chunks) = (&report.documents, &report.chunks);
@@ -122,21 +122,18 @@ pub(super) fn report(progress: &Progress, collection: &str, as_json: bool) -> an
     Ok(())
 }
 
-/// What was left out without being an error, so that nobody misses it later.
+/// Files that were skipped, by type.
 fn skipped(report: &Report) -> String {
     match report.documents.skipped {
         0 => String::new(),
         count => {
             let types: Vec<String> = report.skipped_types.iter().map(|name| printable(name)).collect();
-            format!(
-                ", {count} skipped (of types that cannot be read: {})",
-                types.join(", ")
-            )
+            format!(", {count} skipped (unsupported types: {})", types.join(", "))
         }
     }
 }
 
-/// Lists what failed, and makes the command fail with it.
+/// Lists failures, and fails the command if there are any.
 pub(super) fn failures(progress: &Progress, done: &str) -> anyhow::Result<()> {
     let report = progress.snapshot();
     for item in report.warnings.iter().chain(&report.errors) {

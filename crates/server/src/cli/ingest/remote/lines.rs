@@ -1,5 +1,5 @@
-//! Cuts streams of lines into pieces that fit into a request. A line stays whole, unless it is longer
-//! than a server reads: of that it gets just too much, refuses it by its number, and reads the others.
+//! Splits streams of lines into parts that fit into a request. A line that is longer than a server reads
+//! is truncated just above the limit, so that the server refuses it by its number.
 
 use std::io::{BufRead, BufReader, Read, Result};
 use std::time::Duration;
@@ -9,8 +9,8 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{ROW_BYTES, UPLOAD_BYTES};
 
-/// Lines that came wait no longer than this for others.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Lines wait no longer than this for more lines.
+const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The lines of a file.
 pub(super) struct LineParts<R>(R);
@@ -37,37 +37,36 @@ impl<R: BufRead> Iterator for LineParts<R> {
     }
 }
 
-/// Lines that are made while they are read.
+/// Lines of a stream, sent as they arrive.
 pub(super) struct LiveLines {
     /// One or more lines each.
-    came: mpsc::Receiver<Result<Vec<u8>>>,
+    arrived: mpsc::Receiver<Result<Vec<u8>>>,
 }
 
 impl LiveLines {
-    /// Reads on a thread that may be left waiting, so that an interrupt is heard at once, and so are
-    /// lines that nothing follows for long.
+    /// Reads on a thread that may block, so that an interrupt takes effect at once.
     pub(super) fn of(stream: impl Read + Send + 'static) -> Self {
-        let (sender, came) = mpsc::channel(1);
+        let (sender, arrived) = mpsc::channel(1);
         std::thread::spawn(move || {
             let mut reader = BufReader::with_capacity(1 << 16, stream);
-            while let Some(lines) = those_that_came(&mut reader).transpose() {
+            while let Some(lines) = available_lines(&mut reader).transpose() {
                 if sender.blocking_send(lines).is_err() {
                     return;
                 }
             }
         });
-        Self { came }
+        Self { arrived }
     }
 
-    /// The next lines, once they fill a request or the first of them has waited long enough.
+    /// The next lines, once they fill a request or the first of them waited long enough.
     pub(super) async fn part(&mut self) -> Option<Result<Vec<u8>>> {
-        let mut part = match self.came.recv().await? {
+        let mut part = match self.arrived.recv().await? {
             Ok(lines) => lines,
             error => return Some(error),
         };
-        let waited = Instant::now() + PATIENCE;
+        let waited = Instant::now() + FLUSH_INTERVAL;
         while (part.len() as u64) < UPLOAD_BYTES {
-            match timeout_at(waited, self.came.recv()).await {
+            match timeout_at(waited, self.arrived.recv()).await {
                 Ok(Some(Ok(lines))) => part.extend(lines),
                 Ok(Some(error)) => return Some(error),
                 Ok(None) | Err(_) => break,
@@ -77,8 +76,8 @@ impl LiveLines {
     }
 }
 
-/// Waits for one line, and takes those that came along with it. `None` at the end.
-fn those_that_came(reader: &mut BufReader<impl Read>) -> Result<Option<Vec<u8>>> {
+/// Waits for one line, and takes those that arrived with it. `None` at the end.
+fn available_lines(reader: &mut BufReader<impl Read>) -> Result<Option<Vec<u8>>> {
     let mut lines = Vec::new();
     if !read_line(reader, &mut lines)? {
         return Ok(None);
@@ -107,7 +106,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_last_line_that_came_waits_for_no_other() {
+    async fn the_last_line_waits_for_no_other() {
         let (reader, mut writer) = std::io::pipe().unwrap();
         let mut lines = LiveLines::of(reader);
         for part in ["one\ntwo\n", "three\n"] {

@@ -1,4 +1,4 @@
-//! What `ragstone ingest` says of what it left out.
+//! Reports of `ragstone ingest` about files that it did not store.
 
 use super::{Desk, counts, report};
 
@@ -46,7 +46,7 @@ async fn types_that_were_skipped_are_named() {
     let first = plain.succeeded().lines().next().unwrap_or_default();
     assert_eq!(
         first,
-        "c: 1 added, 0 changed, 0 unchanged, 0 removed, 0 failed, 2 skipped (of types that cannot be read: .docx, .pptx)"
+        "c: 1 added, 0 changed, 0 unchanged, 0 removed, 0 failed, 2 skipped (unsupported types: .docx, .pptx)"
     );
 }
 
