@@ -23,7 +23,7 @@ async fn counted(server: &Server, counter: &str) -> u64 {
     let metrics = server.get("/metrics").await.text;
     metrics
         .lines()
-        .filter_map(|line| line.strip_prefix(counter)?.trim().parse().ok())
+        .filter_map(|line| line.strip_prefix(counter)?.trim().parse::<u64>().ok())
         .sum()
 }
 

@@ -448,7 +448,7 @@ async fn a_record_that_cannot_be_read_begins_anew() {
         key: "a".to_owned(),
         group: String::new(),
         value: b"not JSON".to_vec(),
-        due: None,
+        run_at: None,
         expect: Expect::Anything,
     };
     parts.store.apply(vec![put]).await.unwrap();
