@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use ragstone_core::chat::ChatModel;
 use ragstone_core::model::Embedder;
+use ragstone_core::models::Models;
 use ragstone_core::records::Records;
 use ragstone_core::storage::Storage;
+use ragstone_memory::chat::{ContextAwareModelAdapter, ContextOptions};
+use ragstone_memory::{Buffer, BufferOptions, Memory, Ownership, Rag, RagDefaults, check_collections};
 use ragstone_providers::config::{EmbeddingConfig, RagConfig};
 use ragstone_providers::{chat, embedding};
-use ragstone_rag::Models;
-use ragstone_rag::chat::{ContextAwareModelAdapter, ContextOptions};
-use ragstone_rag::memory::{Buffer, BufferOptions, Memory, Ownership, Rag, RagDefaults, check_collections};
 use ragstone_search::StorageBackend;
 use ragstone_search::gateway::NamedBackend;
 

@@ -9,7 +9,12 @@ use async_trait::async_trait;
 use ragstone_core::model::{
     EmbedInput, Embedder, Embedding, ModelError, ModelIdentity, ModelInfo, Reranker, Role,
 };
+use ragstone_core::models::Models;
 use ragstone_core::records::Records;
+use ragstone_core::service::Service;
+use ragstone_ingest::Ingestion;
+use ragstone_ingest::jobs::Jobs;
+use ragstone_ingest::ledger::{ContractEmbedder, ContractSettings, Ledger};
 use ragstone_models::config::{EXAMPLE_CONFIG, EmbeddingsConfig, LocalEntry, ModelEntry, RemoteEntry};
 use ragstone_models::default_model;
 use ragstone_models::hub::{Hub, HubSettings, ModelSource};
@@ -17,10 +22,6 @@ use ragstone_models::{Engine, EngineOptions, LoadError, open_cross_encoder, open
 use ragstone_providers::config::{ProviderEntry, Providers};
 use ragstone_providers::embedding::{self, CONTRACT_TYPE, ContractClient};
 use ragstone_providers::http::NamedHost;
-use ragstone_rag::ingest::Ingestion;
-use ragstone_rag::jobs::Jobs;
-use ragstone_rag::ledger::{ContractEmbedder, ContractSettings, Ledger};
-use ragstone_rag::{Models, Service};
 use ragstone_search::conversations::{self, Conversations, TopicModel};
 use ragstone_search::gateway::{Gateway, GatewayConfig};
 use ragstone_search::{QueryVectors, StorageBackend};

@@ -8,7 +8,7 @@ use ragstone_core::call::CallError;
 use ragstone_core::chat::{ChatRequest, Message};
 use ragstone_core::model::Role;
 use ragstone_providers::chat::{ChatBackend, ChatSettings};
-use ragstone_providers::embedding::{EmbedderSettings, EmbeddingApi};
+use ragstone_providers::embedding::{EmbedderSettings, EmbeddingBackend};
 use ragstone_providers::http::{Auth, Call, ClientSettings, ServiceClient};
 use serde_json::{Value, json};
 
@@ -109,7 +109,7 @@ async fn a_canary_key_is_shown_nowhere() {
 }
 
 async fn providers_show_nothing(url: &str) {
-    for backend in EmbeddingApi::ALL {
+    for backend in EmbeddingBackend::ALL {
         let settings = EmbedderSettings {
             id: "m".into(),
             provider: "p".into(),

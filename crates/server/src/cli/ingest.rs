@@ -15,18 +15,19 @@ use clap::Args;
 use ragstone_core::collection::{Collection, CollectionName, EMBEDDING_MODEL};
 use ragstone_core::document::Metadata;
 use ragstone_core::model::Embedder;
+use ragstone_core::models::Models;
+use ragstone_core::service::Service;
 use ragstone_core::storage::{MetadataUpdate, StorageError};
-use ragstone_rag::ingest::chunk::keys;
-use ragstone_rag::ingest::known::origin;
-use ragstone_rag::ingest::size::TokenSizer;
-use ragstone_rag::ingest::walk::{SourceFile, Walk, WalkOptions, Walker};
-use ragstone_rag::ingest::{
+use ragstone_ingest::chunk::keys;
+use ragstone_ingest::jobs::check_source;
+use ragstone_ingest::known::origin;
+use ragstone_ingest::ledger::Ledger;
+use ragstone_ingest::size::TokenSizer;
+use ragstone_ingest::walk::{SourceFile, Walk, WalkOptions, Walker};
+use ragstone_ingest::{
     Chunk, Content, DocumentReader, IngestTarget, Ingestion, Input, InputOptions, IsolatedReader, Kind,
     KnownFiles, Progress, ReadOptions, Splitter, UNKNOWN_TYPE, chunk_tokens, each_chunk,
 };
-use ragstone_rag::jobs::check_source;
-use ragstone_rag::ledger::Ledger;
-use ragstone_rag::{Models, Service};
 use ragstone_store::IndexScope;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -254,7 +255,7 @@ pub fn read_untrusted(kind: &str) -> anyhow::Result<()> {
     confine();
     let kind: Kind = serde_json::from_value(Value::from(kind)).context("no such kind of file")?;
     let (input, output) = (std::io::stdin().lock(), std::io::stdout().lock());
-    Ok(ragstone_rag::ingest::read::serve(kind, input, output)?)
+    Ok(ragstone_ingest::read::serve(kind, input, output)?)
 }
 
 /// Bytes that this process has mapped for data, most of them reserved by the allocator and unused.

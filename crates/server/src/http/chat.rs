@@ -13,7 +13,7 @@ use futures::StreamExt;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use ragstone_core::call::{CallError, ErrorAnswer};
 use ragstone_core::chat::{ChatError, ChatRequest, ChatStream, SentFields};
-use ragstone_rag::chat::{Prepared, Source};
+use ragstone_memory::chat::{Prepared, Source};
 use serde_json::{Map, Value, json};
 
 use super::error::{ApiError, ErrorBody};

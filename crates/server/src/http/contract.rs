@@ -4,7 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use ragstone_core::document::Metadata;
-use ragstone_rag::ledger::{self, ChunkRequest, EmbeddingRequest};
+use ragstone_ingest::ledger::{self, ChunkRequest, EmbeddingRequest};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

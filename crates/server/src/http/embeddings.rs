@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use base64::Engine as _;
 use ragstone_core::error::InvalidInput;
 use ragstone_core::model::{EmbedInput, Embedder, Embedding, Role};
-use ragstone_rag::models::embed_all;
+use ragstone_core::models::embed_all;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

@@ -11,8 +11,8 @@ use ragstone_core::document::Metadata;
 use ragstone_core::error::InvalidInput;
 use ragstone_core::model::{ModelError, RemoteFault};
 use ragstone_core::storage::StorageError;
+use ragstone_ingest::jobs::JobError;
 use ragstone_providers::ConfigError;
-use ragstone_rag::ServiceError;
 use ragstone_search::gateway::UnknownService;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -287,23 +287,14 @@ impl From<ModelError> for ApiError {
     }
 }
 
-impl From<ServiceError> for ApiError {
-    fn from(error: ServiceError) -> Self {
+impl From<JobError> for ApiError {
+    fn from(error: JobError) -> Self {
         match error {
-            ServiceError::Invalid(invalid) => invalid.into(),
-            ServiceError::NoModel { .. } => Self::bad_request(capitalised(&error.to_string())),
-            ServiceError::ModelNotLoaded { .. }
-            | ServiceError::NoReranker
-            | ServiceError::EmbeddingDisabled => {
-                Self::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
-            }
-            ServiceError::TooManyJobs { .. } => Self {
+            JobError::TooManyJobs { .. } => Self {
                 retry_after: Some(Duration::from_secs(5)),
                 ..Self::new(StatusCode::TOO_MANY_REQUESTS, capitalised(&error.to_string()))
             },
-            ServiceError::File { .. } => Self::internal(&error),
-            ServiceError::Model(error) => error.into(),
-            ServiceError::Storage(error) => error.into(),
+            JobError::Backend(error) => error.into(),
         }
     }
 }

@@ -6,7 +6,7 @@ use axum::http::request::Parts;
 use ragstone_core::collection::shorten;
 use ragstone_core::document::DocumentId;
 use ragstone_core::error::InvalidInput;
-use ragstone_rag::memory::{EmbeddingState, Entry, Kind, PageRequest, StoredEntry};
+use ragstone_memory::{EmbeddingState, Entry, Kind, PageRequest, StoredEntry};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

@@ -3,8 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use ragstone_core::document::Metadata;
-use ragstone_rag::ServiceError;
-use ragstone_rag::memory::{Found, Retrieval};
+use ragstone_memory::{Found, Retrieval};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -74,7 +73,10 @@ pub(super) async fn retrieve(
     JsonBody(body): JsonBody<RetrieveBody>,
 ) -> Result<Json<RetrieveAnswer>, ApiError> {
     let Some(rag) = &state.agent.rag else {
-        return Err(ServiceError::EmbeddingDisabled.into());
+        return Err(ApiError::not_configured(
+            "Embedding is disabled: set embedding.providerID to an entry of providers, or embedding.provider to 'local' \
+             or 'in-process', in the configuration file",
+        ));
     };
     let most = state.limits.top_k;
     let limit = match body.limit {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use metrics_exporter_prometheus::PrometheusHandle;
 use ragstone_core::service::Service;
-use ragstone_rag::jobs::Jobs;
-use ragstone_rag::ledger::Ledger;
+use ragstone_ingest::jobs::Jobs;
+use ragstone_ingest::ledger::Ledger;
 use ragstone_search::conversations::Conversations;
 use ragstone_search::gateway::Gateway;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use ragstone_core::collection::EMBEDDING_MODEL;
 use ragstone_core::model::Embedder;
+use ragstone_ingest::ledger::ContractSettings;
 use ragstone_models::config::{EmbeddingsConfig, ModelEntry, RemoteEntry};
 use ragstone_models::hub::{Hub, HubSettings, ModelSource};
 use ragstone_models::{LoadError, default_model, inspect_cross_encoder, inspect_embedder};
 use ragstone_providers::config::ProviderEntry;
 use ragstone_providers::embedding::{self, CONTRACT_TYPE, ContractClient};
-use ragstone_rag::ledger::ContractSettings;
 use ragstone_store::InspectedCollection;
 
 use super::Check;

@@ -7,6 +7,8 @@ use futures::future::BoxFuture;
 use ragstone_core::backend::HealthStatus;
 use ragstone_core::chat::{ChatRequest, Message};
 use ragstone_core::model::{Embedder, ModelError, Role};
+use ragstone_ingest::ledger::probe;
+use ragstone_memory::{Kind, MODEL_VERSION};
 use ragstone_models::config::{EmbeddingsConfig, ModelEntry, RemoteEntry};
 use ragstone_providers::chat::ChatBackend;
 use ragstone_providers::config::Secret;
@@ -14,8 +16,6 @@ use ragstone_providers::embedding::{CONTRACT_TYPE, Resolution, from_config, reso
 use ragstone_providers::http::AddressRule;
 use ragstone_providers::registry::{ConnectContext, Registry};
 use ragstone_providers::{ConfigError, chat};
-use ragstone_rag::ledger::probe;
-use ragstone_rag::memory::{Kind, MODEL_VERSION};
 use ragstone_search::QueryVectors;
 use ragstone_search::gateway::{self, LOCAL, check_service_name};
 use ragstone_store::InspectedCollection;

@@ -12,14 +12,14 @@ use anyhow::Context;
 use base64::Engine as _;
 use ragstone_core::call::CallError;
 use ragstone_core::collection::{CollectionName, EMBEDDING_MODEL};
-use ragstone_providers::http::{Call, Repeat, ServiceClient};
-use ragstone_rag::ingest::report::{ChunkCounts, DocumentCounts, ItemError};
-use ragstone_rag::ingest::walk::{SourceFile, Walk};
-use ragstone_rag::ingest::{
+use ragstone_ingest::jobs::check_source;
+use ragstone_ingest::report::{ChunkCounts, DocumentCounts, ItemError};
+use ragstone_ingest::walk::{SourceFile, Walk};
+use ragstone_ingest::{
     Earlier, FileRows, IngestedSource, InputOptions, Kind, KnownFiles, Progress, ROWS_STAY, Report,
     UNKNOWN_TYPE,
 };
-use ragstone_rag::jobs::check_source;
+use ragstone_providers::http::{Call, Repeat, ServiceClient};
 use serde::Deserialize;
 use serde_json::{Value, json};
 

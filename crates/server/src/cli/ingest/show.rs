@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
-use ragstone_rag::ingest::{Chunk, Progress, Report};
+use ragstone_ingest::{Chunk, Progress, Report};
 use serde_json::json;
 use tokio::task::JoinHandle;
 

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use ragstone_core::analysis::{analyze_document, analyze_query};
-use ragstone_rag::ingest::chunk::keys;
+use ragstone_ingest::chunk::keys;
 use serde_json::Value;
 
 use super::super::printable;
