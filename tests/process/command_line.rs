@@ -183,7 +183,7 @@ async fn a_data_directory_is_searched_without_a_server() {
     let mistyped = Setup::command(&["query", "c", "crows", "--mode", "keyword", "--data-dir", "dta"]);
     let ended = mistyped.run();
     assert!(
-        ended.failed_with(1).contains("dta is not a directory"),
+        ended.failed_with(1).contains("there is no store in dta"),
         "{ended:?}"
     );
     assert!(!mistyped.folder().join("dta").exists(), "nothing is created");

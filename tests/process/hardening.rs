@@ -44,12 +44,10 @@ async fn a_stderr_that_cannot_be_written_stops_nothing() {
         child.wait().unwrap();
     }
     // A fatal error keeps its exit code.
-    let mut command = Setup::command(&["serve"]).build();
-    let ended = command
-        .stderr(Stdio::from(full()))
-        .stdout(Stdio::null())
-        .status()
-        .unwrap();
+    let setup = Setup::command(&["serve"]);
+    let mut command = setup.build();
+    command.stderr(Stdio::from(full())).stdout(Stdio::null());
+    let ended = command.status().unwrap();
     assert_eq!(ended.code(), Some(78));
 }
 

@@ -269,7 +269,7 @@ async fn configured_embedders(
 ) -> anyhow::Result<Vec<Arc<dyn Embedder>>> {
     match &settings.embeddings {
         EmbeddingsChoice::None => Ok(Vec::new()),
-        EmbeddingsChoice::Unset => Err(no_models("No embedding models are configured").into()),
+        EmbeddingsChoice::Unset => Err(no_models("no embedding models are configured").into()),
         EmbeddingsChoice::File(path) => {
             let config = EmbeddingsConfig::from_file(path).map_err(|error| match error {
                 ragstone_models::config::ConfigError::Empty => {
@@ -452,14 +452,14 @@ async fn models_of_collections(settings: &Settings, store: &OpenStore) -> anyhow
         .map(|collection| format!("'{}'", collection.name))
         .collect();
     if of_default.is_empty() {
-        return no_models("No embedding models are configured").into();
+        return no_models("no embedding models are configured").into();
     }
     let location = match &settings.store {
         StoreLocation::Embedded(directory) => format!("--data-dir {}", directory.display()),
         other => format!("--store '{other}'"),
     };
     ConfigError(format!(
-        "No embedding models are configured, but collection {} in {} uses the built-in default model. \
+        "no embedding models are configured, but collection {} in {} uses the built-in default model. \
          Start the server with it:\n\n  \
          printf 'embeddings:\\n  - {{id: {DEFAULT_MODEL_ID}, path: {}}}\\n' > embeddings.yml\n  \
          ragstone serve {location} --embeddings-config embeddings.yml",

@@ -14,9 +14,9 @@ use tracing_subscriber::fmt::format::{Writer, debug_fn};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
-    /// One line for people, coloured in a terminal.
+    /// Plain text, coloured in a terminal.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 

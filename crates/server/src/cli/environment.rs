@@ -20,8 +20,14 @@ pub(super) fn parse() -> Result<Cli, ConfigError> {
     // `query` searches a server unless a flag names a store: variables meant for `serve` do not count.
     let command = with_variables(Cli::command(), &given).mut_subcommand("query", |query| {
         query
-            .mut_arg("data_dir", without_variable)
-            .mut_arg("store", without_variable)
+            .mut_arg("data_dir", |arg| {
+                without_variable(arg).help("Search this data directory, without a server")
+            })
+            .mut_arg("store", |arg| {
+                without_variable(arg).help(
+                    "Search this store, without a server: sqlite://DIR, postgres://… or chroma://HOST:PORT",
+                )
+            })
     });
     match command.clone().try_get_matches() {
         Ok(matches) => Ok(Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())),

@@ -137,8 +137,8 @@ async fn search_here(args: &QueryArgs) -> anyhow::Result<Value> {
     if let StoreLocation::Embedded(directory) = &settings.store {
         // Opening would create a store.
         anyhow::ensure!(
-            directory.is_dir(),
-            "{} is not a directory: correct --data-dir",
+            ragstone_store::has_database(directory),
+            "there is no store in {}: correct --data-dir",
             directory.display()
         );
     }

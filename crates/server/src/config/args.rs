@@ -35,7 +35,7 @@ pub struct StoreArgs {
 pub struct LocalArgs {
     #[command(flatten)]
     pub store: StoreArgs,
-    /// File that lists the embedding models
+    /// File that lists the embedding models; without it, `ingest` and `query` use the built-in default model
     #[arg(long, value_name = "FILE", env = "EMBEDDINGS_CONFIG")]
     pub embeddings_config: Option<PathBuf>,
     #[command(flatten)]
