@@ -1,9 +1,11 @@
 //! Tokenization from `tokenizer.json`, with the same results as `transformers`.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use ragstone_core::model::ModelError;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use tokenizers::normalizers::{Lowercase, Sequence as NormalizerSequence};
 use tokenizers::utils::truncation::TruncationDirection;
 use tokenizers::{Encoding, NormalizerWrapper, PostProcessor, Token, Tokenizer};
@@ -61,7 +63,9 @@ impl TextTokenizer {
         let path = directory.join("tokenizer.json");
         let bytes = read_required(directory, "tokenizer.json")?;
         let malformed = |error: tokenizers::Error| LoadError::malformed(&path, error);
-        let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(malformed)?;
+        // Damaged JSON makes the library panic; this reports where the damage is.
+        serde_json::from_slice::<IgnoredAny>(&bytes).map_err(|error| LoadError::malformed(&path, error))?;
+        let mut tokenizer = guarded(|| Tokenizer::from_bytes(bytes)).map_err(malformed)?;
         // Some files contain the truncation and padding of their author; neither is part of the model.
         tokenizer.with_truncation(None).map_err(malformed)?;
         tokenizer.with_padding(None);
@@ -105,8 +109,7 @@ impl TextTokenizer {
     }
 
     pub(crate) fn count(&self, text: &str) -> Option<usize> {
-        self.tokenizer
-            .encode_fast(text, false)
+        guarded(|| self.tokenizer.encode_fast(text, false))
             .ok()
             .map(|encoding| encoding.len())
     }
@@ -167,7 +170,7 @@ impl TextTokenizer {
     /// Number of leading tokens that come from the prompt. Like sentence-transformers, this includes the
     /// special token before it and not the one after it.
     pub(crate) fn prompt_length(&self, prompt: &str) -> Result<usize, ModelError> {
-        let encoding = self.tokenizer.encode_fast(prompt, true).map_err(failed)?;
+        let encoding = guarded(|| self.tokenizer.encode_fast(prompt, true)).map_err(failed)?;
         let closing = encoding.get_special_tokens_mask().last() == Some(&1);
         Ok(encoding.len() - usize::from(closing))
     }
@@ -181,14 +184,14 @@ impl TextTokenizer {
                 .rfind(char::is_whitespace)
                 .filter(|at| *at > end / 2)
                 .unwrap_or(end);
-            let encoding = self.tokenizer.encode_fast(&text[..end], false).map_err(failed)?;
+            let encoding = guarded(|| self.tokenizer.encode_fast(&text[..end], false)).map_err(failed)?;
             // Cutting may change the last tokens of the part, but none far before its end.
             if encoding.len() > 2 * self.max_tokens {
                 return Ok(encoding);
             }
             bytes *= 4;
         }
-        self.tokenizer.encode_fast(text, false).map_err(failed)
+        guarded(|| self.tokenizer.encode_fast(text, false)).map_err(failed)
     }
 
     fn finish(&self, first: FirstText, second: Option<Encoding>) -> Result<Tokenized, ModelError> {
@@ -196,7 +199,7 @@ impl TextTokenizer {
             .tokenizer
             .get_post_processor()
             .map_or(0, |processor| processor.added_tokens(second.is_some()));
-        let room = self.max_tokens - specials;
+        let room = self.max_tokens.saturating_sub(specials);
         let FirstText {
             content: mut first,
             length,
@@ -209,7 +212,7 @@ impl TextTokenizer {
         if let Some(second) = &mut second {
             self.cut(second, kept.1);
         }
-        let encoding = self.tokenizer.post_process(first, second, true).map_err(failed)?;
+        let encoding = guarded(|| self.tokenizer.post_process(first, second, true)).map_err(failed)?;
         let ids = encoding.get_ids().to_vec();
         if ids.is_empty() {
             return Err(ModelError::InvalidInput("the text has no tokens".to_owned()));
@@ -286,6 +289,11 @@ fn lower_case_first(tokenizer: &mut Tokenizer) -> tokenizers::Result<()> {
         tokenizer.with_normalizer(Some(NormalizerSequence::new(all)))?;
     }
     Ok(())
+}
+
+/// Turns a panic of the library, which some tokenizer files cause, into an error.
+fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Result<T> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Err("the tokenizer panicked; see the log".into()))
 }
 
 fn failed(error: tokenizers::Error) -> ModelError {
