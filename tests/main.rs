@@ -1,9 +1,8 @@
-//! Black-box tests against the built program: what a client, a user at a terminal and an operator
-//! can rely on.
+//! Black-box tests of the built program, as clients, users and operators see it.
 //!
 //! `spec` has one test per scenario of the specification, by its name; `routes` follows the URLs;
-//! `process` is about starting and stopping; `durability` about what survives; `clients` about
-//! other people's client libraries; `docs` runs the code blocks of the documents.
+//! `process` tests starting and stopping; `durability` crashes and concurrency; `clients` third-party
+//! client libraries; `docs` runs the code blocks of the documents.
 
 #![allow(
     unreachable_pub,

@@ -1,4 +1,4 @@
-//! Client libraries of other services, unmodified, against ours.
+//! Unmodified client libraries of other services.
 //!
 //! They are Python packages; `cargo xtask test` installs them once and names the interpreter in
 //! `RAGSTONE_TEST_PYTHON`.
@@ -17,7 +17,7 @@ async fn with_models() -> Server {
         .await
 }
 
-/// The interpreter that has the libraries.
+/// The interpreter with the libraries.
 pub fn python() -> std::ffi::OsString {
     std::env::var_os("RAGSTONE_TEST_PYTHON").expect(
         "RAGSTONE_TEST_PYTHON names no interpreter with the packages of tests/requirements.txt: run `cargo xtask test`, \
@@ -25,7 +25,7 @@ pub fn python() -> std::ffi::OsString {
     )
 }
 
-/// Runs a script of this folder with the server's address; it asserts for itself.
+/// Runs a script of this folder, which contains the assertions.
 async fn run(script: &'static str, server: &Server) {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/clients/");
     let mut command = Command::new(python());

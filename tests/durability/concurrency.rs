@@ -1,4 +1,4 @@
-//! 32 writers and 32 readers at once: a write is seen whole or not at all, by its writer at once.
+//! 32 concurrent writers and readers: writes are atomic, and visible to their writer at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

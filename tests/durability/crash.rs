@@ -1,5 +1,5 @@
-//! Killing the server at random moments: every acknowledged write is there afterwards, and the one
-//! that was under way is there whole or not at all.
+//! Kills the server at random moments: acknowledged writes survive, and the write in flight is stored
+//! completely or not at all.
 
 use std::time::Duration;
 
@@ -10,15 +10,15 @@ use super::model::{ModelCollection, ModelDocument, assert_indexes_agree, stored}
 use super::rounds;
 use crate::support::{Server, Setup};
 
-/// Each has a collection of its own, so that it knows exactly what must be in it.
+/// Each writer has its own collection, so that it knows the exact content.
 const WRITERS: usize = 4;
 
-/// What a writer knows: what was acknowledged, and what the one write under way would make of it.
+/// The state a writer expects: after all acknowledged writes, and after the write in flight.
 #[derive(Clone)]
 struct Known {
     collection: String,
     acknowledged: ModelCollection,
-    under_way: Option<ModelCollection>,
+    in_flight: Option<ModelCollection>,
 }
 
 #[test]
@@ -34,27 +34,27 @@ fn nothing_acknowledged_is_lost_when_the_server_is_killed() {
             writers.push(Known {
                 collection,
                 acknowledged: ModelCollection::default(),
-                under_way: None,
+                in_flight: None,
             });
         }
         let (mut caught, rounds) = (0, rounds(60, 6));
         for round in 0..rounds {
             (server, writers) = work_and_kill(server, writers, &mut random).await;
-            caught += writers.iter().filter(|writer| writer.under_way.is_some()).count();
+            caught += writers.iter().filter(|writer| writer.in_flight.is_some()).count();
             for writer in &mut writers {
                 settle(&server, writer, round).await;
             }
             check_integrity(&server);
         }
-        // Otherwise the kills came at the wrong moments, and nothing was tested.
+        // Otherwise no kill hit a write.
         assert!(
             caught as u32 >= rounds,
-            "only {caught} writes were under way in {rounds} kills"
+            "only {caught} writes were in flight in {rounds} kills"
         );
     });
 }
 
-/// Lets the writers write for a while, kills the server in the middle of it and starts it again.
+/// Lets the writers run for a while, kills the server and restarts it.
 async fn work_and_kill(server: Server, writers: Vec<Known>, random: &mut Rng) -> (Server, Vec<Known>) {
     let base = server.url("");
     let tasks: Vec<_> = writers
@@ -76,7 +76,7 @@ async fn work_and_kill(server: Server, writers: Vec<Known>, random: &mut Rng) ->
     (setup.start().await, writers)
 }
 
-/// Writes as fast as it can until a request gets no answer.
+/// Writes until a request fails.
 async fn write_until_cut_off(base: String, mut known: Known, mut random: Rng) -> Known {
     let client = reqwest::Client::builder()
         .no_proxy()
@@ -84,11 +84,11 @@ async fn write_until_cut_off(base: String, mut known: Known, mut random: Rng) ->
         .expect("an HTTP client");
     loop {
         let (next, request) = next_write(&client, &base, &known, &mut random);
-        known.under_way = Some(next);
+        known.in_flight = Some(next);
         match request.send().await {
             Ok(response) if response.status().is_success() => {
-                // The status line is the acknowledgement, whether or not the body still arrives.
-                known.acknowledged = known.under_way.take().expect("just set");
+                // The status line acknowledges the write, even if the body is lost.
+                known.acknowledged = known.in_flight.take().expect("just set");
             }
             Ok(response) => panic!("a write was refused: {}", response.status()),
             Err(_) => return known,
@@ -144,14 +144,14 @@ fn document(n: u32, random: &mut Rng) -> ModelDocument {
     }
 }
 
-/// The collection is in the state before or after the write under way; which one is from now on known.
+/// Determines whether the write in flight was stored.
 async fn settle(server: &Server, writer: &mut Known, round: u32) {
     let documents: Vec<Value> = stored(server, &writer.collection).await;
-    let after = writer.under_way.take();
+    let after = writer.in_flight.take();
     if documents != writer.acknowledged.as_json() {
         let after = after.filter(|after| documents == after.as_json()).unwrap_or_else(|| {
             panic!(
-                "round {round}, {}: neither what was acknowledged ({} documents) nor what was under way, but {}",
+                "round {round}, {}: neither what was acknowledged ({} documents) nor the write in flight, but {}",
                 writer.collection,
                 writer.acknowledged.documents.len(),
                 documents.len()
@@ -170,7 +170,7 @@ async fn settle(server: &Server, writer: &mut Known, round: u32) {
     }
 }
 
-/// What SQLite itself says about the file.
+/// Runs the integrity check of SQLite.
 fn check_integrity(server: &Server) {
     let data = server.setup().data_dir();
     let database = std::fs::read_dir(&data)

@@ -1,4 +1,4 @@
-//! Deleting really deletes: no byte of a deleted text is left in any file, and the space comes back.
+//! No byte of a deleted text remains in any file, and its space is freed.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Server, plain, vector};
 
-/// Words that occur nowhere else, in the forms that text, id, metadata and their indexes may keep.
+/// A document with a unique word in text, id and metadata.
 fn secret(word: &str) -> Value {
     json!({
         "id": format!("id-{word}"), "text": format!("before {word} after"), "embedding": vector(1),
@@ -38,7 +38,7 @@ fn occurrences(folder: &Path, word: &str) -> usize {
 async fn server_with(word: &str) -> Server {
     let server = plain().await;
     server.create("c").await;
-    // Neighbours, so that the deleted rows share their pages with rows that stay.
+    // Deleted rows share pages with other rows.
     let others = (0..200).map(|n| json!({"id": format!("other{n}"), "text": format!("ordinary text {n}"), "metadata": {"note": n}, "embedding": vector(n)}));
     server.add("c", others.collect()).await;
     server.add("c", vec![secret(word)]).await;
@@ -136,12 +136,12 @@ async fn collection_deleted() {
     assert_gone(server, "zqxjfivee", 0).await;
 }
 
-/// What a deleted document's vector was could tell what its text was.
+/// A vector can reveal its text.
 #[tokio::test]
 async fn vectors_are_gone_too() {
     let server = plain().await;
     server.create("c").await;
-    // A vector of length 1 with numbers of their own, so that it can be recognised however it is scaled.
+    // A vector of length 1 with unique values, so that it is recognizable if it is scaled.
     let [a, b] = [0.28_f32, 0.96_f32];
     let found = |data: &Path| {
         let mut bytes = Vec::new();
@@ -152,7 +152,7 @@ async fn vectors_are_gone_too() {
         {
             bytes.extend(std::fs::read(entry.path()).unwrap());
         }
-        // Scaling to length 1 may move the last bit.
+        // Normalization may change the last bit.
         let number = |at: &[u8]| at.try_into().map_or(f32::NAN, f32::from_le_bytes);
         let is_it =
             |pair: &&[u8]| (number(&pair[..4]) - a).abs() < 1e-6 && (number(&pair[4..]) - b).abs() < 1e-6;

@@ -1,4 +1,4 @@
-//! What was acknowledged stays; what was deleted is gone; what runs at once does not mix.
+//! Acknowledged writes survive, deleted data is gone, and concurrent requests are isolated.
 
 mod concurrency;
 mod crash;
@@ -6,7 +6,7 @@ mod deletion;
 mod model;
 mod random_operations;
 
-/// With `RAGSTONE_TEST_QUICK` set, long tests do a small part of their rounds.
+/// Number of rounds of a long test, fewer with `RAGSTONE_TEST_QUICK`.
 fn rounds(full: u32, quick: u32) -> u32 {
     if std::env::var_os("RAGSTONE_TEST_QUICK").is_some() {
         quick

@@ -1,4 +1,4 @@
-//! A store in its simplest form, to compare the real one with.
+//! A reference implementation of a store.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +38,7 @@ impl ModelCollection {
         }
     }
 
-    /// Returns how many were there.
+    /// Returns the number of deleted documents.
     pub(super) fn delete(&mut self, doomed: impl Fn(&ModelDocument) -> bool) -> usize {
         let before = self.documents.len();
         self.documents.retain(|document| !doomed(document));
@@ -79,7 +79,7 @@ pub(super) async fn stored(server: &Server, collection: &str) -> Vec<Value> {
     }
 }
 
-/// The indexes hold exactly the documents that the collection holds: vectors, words and metadata.
+/// Asserts that the indexes of vectors, words and metadata contain exactly these documents.
 pub(super) async fn assert_indexes_agree(server: &Server, collection: &str, documents: &[Value]) {
     let mut expected = ids_of(documents);
     expected.sort_unstable();

@@ -1,5 +1,4 @@
-//! Random operations on the real store and on a simple one, with restarts in between: at every step
-//! they answer alike.
+//! Random operations and restarts, compared with a reference implementation at every step.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
@@ -49,9 +48,9 @@ enum Operation {
         name: usize,
         value: u8,
     },
-    /// Stops the server as asked, and starts it again.
+    /// Restarts the server.
     Restart,
-    /// Kills the server, and starts it again.
+    /// Kills and restarts the server.
     Kill,
 }
 
@@ -106,7 +105,7 @@ fn the_store_answers_like_a_simple_one() {
         max_shrink_iters: 200,
         ..Config::default()
     };
-    // The same cases on every machine and every run.
+    // A fixed seed gives the same cases in every run.
     let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
     let operations = prop::collection::vec(operation(), 10..40);
     let outcome = runner.run(&operations, |operations| {
@@ -251,7 +250,7 @@ async fn assert_listing(server: &Server, model: &ModelStore) {
     );
 }
 
-/// Everything, in every way it can be read.
+/// Compares the results of all read operations.
 async fn assert_same(server: &Server, model: &ModelStore) {
     assert_listing(server, model).await;
     for (name, collection) in model {
@@ -259,7 +258,7 @@ async fn assert_same(server: &Server, model: &ModelStore) {
         assert_eq!(documents, collection.as_json(), "{name}");
         assert_indexes_agree(server, name, &documents).await;
         for document in &collection.documents {
-            // Its own vector finds it, or another document with one of the same direction.
+            // Its vector finds it, or another document with a vector of the same direction.
             let body = json!({"query_embedding": document.vector, "top_k": 1, "where": {"number": document.metadata["number"]}});
             if document.metadata["number"].is_null() {
                 continue;

@@ -1,4 +1,4 @@
-//! `ragstone eval`: its figures are those of the reference programs.
+//! `ragstone eval` agrees with reference programs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,7 +20,7 @@ fn lines(values: impl Iterator<Item = Value>) -> String {
     values.map(|value| format!("{value}\n")).collect()
 }
 
-/// Documents of a few words each, more of them than a measure looks at.
+/// Short documents, more than the cutoff of every measure.
 fn corpus(folder: &Path) {
     let text = |n: usize| {
         let words: Vec<&str> = (0..3 + n % 5).map(|k| WORDS[(n * 7 + k * k * 5) % 12]).collect();
@@ -31,8 +31,8 @@ fn corpus(folder: &Path) {
     write(folder, "corpus.jsonl", &lines(documents));
 }
 
-/// Graded, zero and negative judgements, documents that are not there, queries without anything
-/// relevant, and one that no word matches.
+/// Graded, zero and negative judgements, unknown documents, queries without relevant documents, and one
+/// without matches.
 fn labelled(folder: &Path) -> PathBuf {
     let folder = folder.join("labelled");
     std::fs::create_dir(&folder).expect("a folder");
@@ -91,7 +91,7 @@ fn figures_agree_with_the_reference_programs() {
     check_with_python(&folder.join("qrels.tsv"), &runs, &figures);
 }
 
-/// Runs the script of this folder, which asserts for itself.
+/// Runs the script of this folder, which contains the assertions.
 fn check_with_python(judgements: &Path, runs: &Path, report: &Path) {
     let python = std::env::var_os("RAGSTONE_TEST_PYTHON").expect(
         "RAGSTONE_TEST_PYTHON names no interpreter with the packages of tests/requirements.txt: run `cargo xtask test`, \

@@ -150,7 +150,7 @@ async fn nonsense_is_a_bad_gateway() {
 
 #[tokio::test]
 async fn past_its_deadline_a_service_is_a_gateway_timeout() {
-    let yaml = services(&[("bad", &answering("").await)]).replace("timeoutMs: 2000", "timeoutMs: 200");
+    let yaml = services(&[("bad", &answering("").await)]).replace("timeoutMs: 20000", "timeoutMs: 200");
     let server = with_model(Setup::serve()).config(&yaml).start().await;
     let detail = server.get("/api/collections/c?service=bad").await.refused(504);
     assert!(detail.contains("'bad'") && detail.contains("200 ms"), "{detail}");
@@ -159,7 +159,7 @@ async fn past_its_deadline_a_service_is_a_gateway_timeout() {
 /// It has half a minute for an answer; whoever asks all services has not.
 #[tokio::test]
 async fn one_that_hangs_does_not_hold_up_the_others() {
-    let yaml = services(&[("bad", &answering("").await)]).replace("timeoutMs: 2000, ", "");
+    let yaml = services(&[("bad", &answering("").await)]).replace("timeoutMs: 20000, ", "");
     let server = with_model(Setup::serve()).config(&yaml).start().await;
     create(&server, "local", "c", json!({})).await;
     add(&server, "local", "c", &["one"]).await;

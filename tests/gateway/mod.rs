@@ -36,7 +36,7 @@ pub fn with_model(setup: Setup) -> Setup {
 /// A configuration with these services, by name and address. None is asked twice.
 pub fn services(services: &[(&str, &str)]) -> String {
     let lines = services.iter().map(|(name, url)| {
-        format!("  {name}: {{provider: chromadb-wrapper, url: {url:?}, timeoutMs: 2000, retry: {{maxAttempts: 1, delayMs: 0}}}}\n")
+        format!("  {name}: {{provider: chromadb-wrapper, url: {url:?}, timeoutMs: 20000, retry: {{maxAttempts: 1, delayMs: 0}}}}\n")
     });
     format!("services:\n{}", lines.collect::<String>())
 }

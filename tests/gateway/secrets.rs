@@ -18,7 +18,7 @@ async fn credentials_are_shown_nowhere() {
         .await;
     let service = |name: &str, url: &str, auth: &str| {
         format!(
-            "  {name}: {{provider: chromadb-wrapper, url: {url:?}, timeoutMs: 2000, retry: {{maxAttempts: 1}}, auth: {auth}}}\n"
+            "  {name}: {{provider: chromadb-wrapper, url: {url:?}, timeoutMs: 20000, retry: {{maxAttempts: 1}}, auth: {auth}}}\n"
         )
     };
     let yaml = format!(

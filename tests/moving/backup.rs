@@ -8,8 +8,8 @@ use crate::support::Setup;
 
 const WRITERS: usize = 4;
 
-/// Each writer adds one document after the other to a collection of its own, in order, so that any
-/// state of the store at one moment has the first so many of each.
+/// Each writer adds documents to its own collection in order, so that every consistent state has a prefix
+/// of each.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_backup_under_write_load_is_one_state_and_has_all_that_was_acknowledged_before_it() {
     let server = Arc::new(Setup::without_models().start().await);
@@ -70,7 +70,7 @@ async fn a_backup_under_write_load_is_one_state_and_has_all_that_was_acknowledge
                 count >= before[n],
                 "writer {n}: {count} of {before:?} acknowledged"
             );
-            // One more may have been under way than was acknowledged.
+            // One unacknowledged write may be included.
             assert!(count <= after[n] + 1, "writer {n}: {count}, {after:?} afterwards");
             let places: Vec<u64> = found["documents"]
                 .as_array()
@@ -116,7 +116,7 @@ async fn a_restore_replaces_nothing_unasked_and_nothing_in_use() {
     let server = setup.start().await;
     assert_eq!(server.get("/collections/docs").await.ok()["count"], 11);
     let setup = server.kill();
-    // What a kill leaves in the log must not come back into what is restored.
+    // A write-ahead log left by a kill must not be applied to the restored database.
     assert!(
         ragstone(&force)
             .await
@@ -162,7 +162,7 @@ async fn what_is_no_backup_is_refused_and_changes_nothing() {
         .succeeded();
 }
 
-/// Killed while it copied, it leaves what it had beside the lock.
+/// A restore that is killed leaves a partial file next to the lock.
 #[tokio::test]
 async fn a_restore_that_was_interrupted_can_be_repeated() {
     let server = Setup::without_models().start().await;
@@ -190,7 +190,7 @@ async fn a_restore_that_was_interrupted_can_be_repeated() {
     assert!(ragstone(&repeat).await.failed_with(1).contains("--force"));
 }
 
-/// Emptied text may be in free pages of the store until it is tidied up, and never in a backup.
+/// Deleted text may remain in free pages of the database until maintenance, but never in a backup.
 #[tokio::test]
 async fn deleted_text_is_not_in_a_backup() {
     let server = Setup::without_models().start().await;

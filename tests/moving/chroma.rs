@@ -9,7 +9,7 @@ use crate::support::chroma::ChromaServer;
 use crate::support::port::unused_port;
 use crate::support::{Server, Setup};
 
-/// One server for all of it: starting one takes longer than everything else.
+/// One server for all tests, since starting it takes longer than everything else.
 #[tokio::test]
 async fn a_service_over_chromadb() {
     let mut chroma = ChromaServer::start().await;
@@ -83,7 +83,7 @@ async fn names_and_numbers_that_chromadb_cannot_take_are_kept(server: &Server) {
     assert!(!store["limitations"].as_array().unwrap().is_empty());
 }
 
-/// Probes have a deadline of their own, and after some of them requests do not wait either.
+/// Probes have their own deadline, and after a few failures requests fail at once.
 async fn an_engine_that_hangs_keeps_nobody_waiting(server: &Server, chroma: &ChromaServer) {
     // Without deadlines, no answer would ever come.
     const SOON: Duration = Duration::from_secs(120);
@@ -116,7 +116,7 @@ fn shown_document(n: usize) -> serde_json::Value {
     shown
 }
 
-/// Agent memory needs a transactional place, and survives a restart in it.
+/// Agent memory is stored in the embedded database and survives a restart.
 async fn records_are_kept_here(server: Server) -> Server {
     let saved = server
         .put("/memory/knowledge/k", json!({"content": "kept"}))
@@ -129,7 +129,7 @@ async fn records_are_kept_here(server: Server) -> Server {
     server
 }
 
-/// Each has its own memory, and its vectors with it.
+/// Each process has its own memory and vectors.
 async fn what_one_process_remembers_another_leaves_alone(chroma: &ChromaServer) {
     let stub = Stub::start().await;
     let start = || {
@@ -146,7 +146,7 @@ async fn what_one_process_remembers_another_leaves_alone(chroma: &ChromaServer) 
     save_knowledge(&second, "fuel", "fuel is in the shed").await;
     until_embedded(&second, 1).await;
     for (server, key) in [(first, "tea"), (second, "fuel")] {
-        // Also after a start that looks for what is left over.
+        // A restart cleans up orphaned vectors, but not those of other processes.
         let server = server.restarted().await;
         let found = server
             .post("/rag/retrieve", json!({"query": "when is tea?"}))
@@ -244,7 +244,7 @@ async fn a_server_that_is_not_there_is_named() {
     );
 }
 
-/// It does not become one by waiting.
+/// Waiting would not help.
 #[tokio::test]
 async fn what_is_no_chromadb_is_refused_at_the_start() {
     let other = Setup::without_models().start().await;

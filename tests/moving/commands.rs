@@ -17,7 +17,7 @@ async fn export_import_and_export_again_gives_the_same_bytes_with_and_without_a_
     let line = exported.succeeded();
     assert!(line.contains("docs: exported 2300 documents"), "{line}");
 
-    // The store itself cannot be had while the server has it, and the refusal says what to do.
+    // The store is locked while the server runs, and the error says what to do.
     let beside = ragstone(&["export", "docs", text(&at("no")), "--data-dir", text(&data)]).await;
     let refusal = beside.failed_with(1);
     assert!(refusal.contains("in use by another"), "{refusal}");
@@ -107,7 +107,7 @@ async fn an_import_can_be_renamed_piped_and_repeated_and_leaves_other_collection
     assert!(said.contains("5 of them by an earlier run"), "{said}");
     assert_eq!(server.get("/collections/copy").await.ok()["count"], 5);
 
-    // What came before the damage is taken back with the collection that was made for it.
+    // Documents before the damaged line are removed with the new collection.
     let damaged = export.replace("Document 4", "Document 5");
     let import_damaged = Setup::command(&["import", "-", "--collection", "damaged", "--url", &url]);
     let mut child = import_damaged.build();
@@ -183,7 +183,7 @@ async fn a_copy_brings_all_collections_and_goes_on_where_it_was() {
         "second",
     ];
     ragstone(&only).await.succeeded();
-    // A document that came later is all that the next run brings.
+    // The next run copies only the new document.
     server.add("second", vec![document(3)]).await;
     let all = ragstone(&["copy", "--from", &url, "--to", text(&target)]).await;
     let said = all.succeeded();
@@ -210,7 +210,7 @@ async fn a_copy_brings_all_collections_and_goes_on_where_it_was() {
         said.contains("is not a store") && !said.contains("hunter2"),
         "{said}"
     );
-    // Somebody forgot the scheme.
+    // A URL without a scheme.
     let bad = Setup::command(&["serve", "--no-embeddings", "--store", "u:hunter2@h/x"]).run();
     let said = bad.failed_with(78);
     assert!(
@@ -244,7 +244,7 @@ async fn a_file_with_an_id_twice_is_refused_and_leaves_nothing() {
     );
 }
 
-/// The collection still knows its model, so that a text finds what it found before.
+/// The collection keeps its model, so that a text query still works.
 #[tokio::test]
 async fn text_queries_work_after_a_move() {
     let setup = || Setup::serve().embeddings(&[("tiny", &fixtures::model("bert"))]);

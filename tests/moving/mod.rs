@@ -1,5 +1,4 @@
-//! Collections from one place to another, and the whole store into a file and back, as an operator
-//! would do it.
+//! Export, import, copy, backup and restore.
 
 mod backup;
 mod chroma;
@@ -13,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Finished, Server, Setup};
 
-/// Runs `ragstone` to its end, off the threads of the test.
+/// Runs `ragstone` until it exits, on a blocking thread.
 async fn ragstone(args: &[&str]) -> Finished {
     let setup = Setup::command(args);
     tokio::task::spawn_blocking(move || setup.run())
@@ -34,7 +33,7 @@ fn document(n: usize) -> Value {
     })
 }
 
-/// A collection that has all that can be lost on the way.
+/// A collection with every kind of data that a transfer could lose.
 async fn fill(server: &Server, collection: &str, documents: usize) {
     let metadata = json!({"team": "ops", "limits": {"a": [1, null]}});
     let body = json!({"name": collection, "metadata": metadata});

@@ -1,4 +1,4 @@
-//! To Postgres and back.
+//! Copies to Postgres and back.
 
 use super::{fill, ragstone, text};
 use crate::support::Setup;

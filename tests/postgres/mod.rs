@@ -1,5 +1,4 @@
-//! Several processes over one Postgres. That every route behaves as on the embedded store is shown
-//! by `routes` and `spec`, which `cargo xtask test` runs on every store.
+//! Several processes over one Postgres database. `cargo xtask test` also runs `routes` and `spec` on Postgres.
 
 mod outage;
 mod processes;

@@ -1,4 +1,4 @@
-//! The database goes away and comes back while requests come in.
+//! The database stops and restarts under load.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -96,12 +96,12 @@ async fn requests_are_told_to_come_back_and_nothing_acknowledged_is_lost() {
     let lost: Vec<&String> = acknowledged.difference(&there).collect();
     assert_eq!(lost, Vec::<&String>::new());
     assert_eq!(total, there.len());
-    // The address is in the log, the password is not.
+    // The log never contains the password.
     let log = server.log();
     assert!(!log.contains("postgres:postgres@"), "{log}");
 }
 
-/// Until the server says that it is ready, or that it is not.
+/// Waits until `/readyz` answers with this status.
 async fn wait_for(server: &crate::support::Server, status: u16) {
     for _ in 0..2400 {
         let probe = server.get("/readyz").await;

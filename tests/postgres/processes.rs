@@ -1,4 +1,4 @@
-//! Two processes, one database.
+//! Two processes over one database.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,16 +10,16 @@ use crate::memory::stub::{self, Behaviour, Stub};
 use crate::support::postgres::new_database;
 use crate::support::{Server, Setup, documents, ids, vector};
 
-/// How often is looked for what certainly happens, every fiftieth of a second: work of a dead
-/// process is taken over when its lease ends, after 10 seconds (jobs) or 20 (memory).
-const LOOKS: usize = 6000;
+/// Number of polls, every 20 ms. Work of a dead process is taken over when its lease ends, after 10 seconds
+/// (jobs) or 20 (memory).
+const POLLS: usize = 6000;
 
 async fn total(server: &Server) -> Value {
     server.get("/collections/c/documents?limit=0").await.ok()["total"].clone()
 }
 
 async fn until(server: &Server, path: &str, holds: impl Fn(&Value) -> bool) -> Value {
-    for _ in 0..LOOKS {
+    for _ in 0..POLLS {
         let answer = server.get(path).await.ok();
         if holds(&answer) {
             return answer;
@@ -53,7 +53,7 @@ async fn what_one_writes_the_other_has_at_once() {
     one.delete("/collections/c").await.ok();
     assert_eq!(other.get("/collections/c").await.status, 404);
 
-    // The same content is embedded once, whoever is asked.
+    // The same content is embedded once by both processes together.
     let chunk = json!({"chunk_id": "1", "content": "the same", "content_hash": "h", "metadata": {}});
     let body = json!({"knowledgebase_id": "kb", "model_id": "small", "chunks": [chunk]});
     let first = one.post("/embeddings", body.clone()).await;

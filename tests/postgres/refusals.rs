@@ -1,4 +1,4 @@
-//! What a database cannot do is said.
+//! Errors for unsuitable and unavailable databases.
 
 use std::time::Duration;
 
@@ -58,7 +58,7 @@ async fn a_document_of_too_many_words_is_named_and_a_read_only_database_is_said(
         &format!("ALTER DATABASE {name} SET default_transaction_read_only = on"),
     )
     .unwrap();
-    // Its connections are new ones, which know of it.
+    // New connections apply the setting.
     let server = start_read_only(server, &url).await;
     let body = json!({"documents": [{"id": "a", "text": "text", "embedding": vector(1)}]});
     let refused = server.post("/collections/c/documents", body).await;
@@ -68,7 +68,7 @@ async fn a_document_of_too_many_words_is_named_and_a_read_only_database_is_said(
     server.get("/collections/c").await.ok();
 }
 
-/// A server that has been there since before, whose connections are closed.
+/// Closes the connections of a running server, and waits until it has new ones.
 async fn start_read_only(server: Server, url: &str) -> Server {
     let others = "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity
                   WHERE datname = current_database() AND pid <> pg_backend_pid()";
@@ -82,7 +82,7 @@ async fn start_read_only(server: Server, url: &str) -> Server {
     panic!("the server does not resume; the log:\n{}", server.log());
 }
 
-/// Probes have a deadline of their own, and after some of them requests do not wait either.
+/// Probes have their own deadline, and after a few failures requests fail at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_that_hangs_keeps_nobody_waiting() {
     let engine = tokio::task::spawn_blocking(Engine::start).await.unwrap();

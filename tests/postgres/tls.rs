@@ -1,4 +1,4 @@
-//! The way to the database is encrypted, and its certificate is looked at.
+//! Connections to the database are encrypted, and its certificate is verified.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
@@ -16,7 +16,7 @@ fn authority() -> Authority {
     CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
 }
 
-/// Gives the server a certificate for these names, and turns TLS on.
+/// Installs a certificate for these names and enables TLS.
 async fn encrypt(engine: &Engine, authority: &Authority, names: &[&str]) {
     let key = KeyPair::generate().unwrap();
     let all: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
@@ -24,7 +24,7 @@ async fn encrypt(engine: &Engine, authority: &Authority, names: &[&str]) {
         .unwrap()
         .signed_by(&key, authority)
         .unwrap();
-    // Files of their own, so that the path tells which certificate the server has loaded.
+    // Unique file names, so that the path shows which certificate the server has loaded.
     let certificate_file = engine.home().join(format!("{}.crt", names[0]));
     let key_file = engine.home().join(format!("{}.key", names[0]));
     write_for_owner(&certificate_file, &certificate.pem(), engine.home());
@@ -44,7 +44,7 @@ async fn encrypt(engine: &Engine, authority: &Authority, names: &[&str]) {
     ] {
         client.batch_execute(&statement).await.unwrap();
     }
-    // The reload happens a moment later.
+    // The reload is asynchronous.
     loop {
         let row = client.query_one("SHOW ssl_cert_file", &[]).await.unwrap();
         if Path::new(row.get::<_, &str>(0)) == certificate_file {
@@ -54,7 +54,7 @@ async fn encrypt(engine: &Engine, authority: &Authority, names: &[&str]) {
     }
 }
 
-/// Postgres insists that its key is its own.
+/// Postgres requires that it owns the file of its key.
 fn write_for_owner(path: &Path, text: &str, home: &Path) {
     std::fs::write(path, text).unwrap();
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).unwrap();

@@ -1,5 +1,5 @@
-//! Embedding and RAG for agents: the scenarios that have a wire shape. Those of the providers and of
-//! the buffer's inner workings are beside the code, under the same names.
+//! Embedding and RAG for agents: the scenarios that are visible over HTTP. Unit tests of the same names
+//! cover providers and the embedding buffer.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -454,7 +454,7 @@ async fn req_emb_014_given_nil_search_options_behavior_is_identical() {
     assert_eq!(retrieve(&server, nil).await["results"], plain["results"]);
 }
 
-/// However few of the entries match, the best of those that do are found.
+/// A selective filter still finds the best matching entries.
 #[tokio::test]
 async fn req_emb_014_given_a_metadata_filter_results_match_all_pairs() {
     let stub = Stub::start().await;
@@ -468,7 +468,7 @@ async fn req_emb_014_given_a_metadata_filter_results_match_all_pairs() {
     let body = json!({"query": "tea 3", "limit": 3, "session_key": "rare", "collections": ["observation"]});
     assert_eq!(ids(&retrieve(&server, body).await["results"]), ["o59"]);
 
-    // Pairs of one's own are those of collections. What matches both is the farthest.
+    // Collections have arbitrary metadata. The document that matches both pairs is the farthest.
     server.post("/collections", json!({"name": "c"})).await.ok();
     let pairs = |n: usize| match n {
         59 => json!({"a": "rare", "b": "rare"}),

@@ -46,7 +46,7 @@ async fn provider_capabilities_declaration() {
             "{local}"
         );
     }
-    // What needs models is declared where there are models, and offered by the kind in any case.
+    // Capabilities that need models are declared only by services with models.
     let server = plain().await;
     let services = server.get("/api/services").await.ok();
     assert_eq!(
@@ -96,7 +96,7 @@ async fn health_check_with_details() {
             "{health}"
         );
     }
-    // What a user interface fills its choice of models from.
+    // The models that a user interface can offer.
     assert_eq!(
         services["services"][1]["health"]["details"]["embedding_models"][0]["id"],
         "tiny"

@@ -40,8 +40,12 @@ async fn reranking(far: Setup) -> (Server, Server) {
 }
 
 async fn in_front_of(url: &str) -> Server {
+    in_front_of_with_timeout(url, 60_000).await
+}
+
+async fn in_front_of_with_timeout(url: &str, milliseconds: u32) -> Server {
     let yaml = format!(
-        "services: {{far: {{provider: chromadb-wrapper, url: {url:?}, timeoutMs: 2000, retry: {{maxAttempts: 1}}}}}}"
+        "services: {{far: {{provider: chromadb-wrapper, url: {url:?}, timeoutMs: {milliseconds}, retry: {{maxAttempts: 1}}}}}}"
     );
     Setup::without_models().config(&yaml).start().await
 }
@@ -140,9 +144,9 @@ async fn health_check_shows_no_cross_encoder() {
 /// The search is answered, and only then does the connection fail.
 #[tokio::test]
 async fn rag_service_unreachable() {
-    for health in [HealthCheck::Cut, HealthCheck::Hangs] {
+    for (health, timeout) in [(HealthCheck::Cut, 60_000), (HealthCheck::Hangs, 5_000)] {
         let (url, sent) = service(health, StatusCode::OK).await;
-        let near = in_front_of(&url).await;
+        let near = in_front_of_with_timeout(&url, timeout).await;
         let answer = collect_two(&near).await;
         assert_eq!(
             ids(&answer["results"]),
@@ -247,7 +251,7 @@ async fn collect_two(near: &Server) -> Value {
     near.post("/api/rag/collect", body).await.ok()
 }
 
-/// Documents of two collections may have the same id, which says no more than none.
+/// Documents of two collections may have the same id.
 #[tokio::test]
 async fn generate_fallback_document_ids() {
     let (url, sent) = service(HealthCheck::Healthy, StatusCode::OK).await;
@@ -268,7 +272,7 @@ async fn generate_fallback_document_ids() {
         .map(|document| document["text"].as_str().unwrap())
         .collect();
     assert_eq!(texts, ["one", "one", "two", "two"]);
-    // The order is turned around, and the documents have their own ids again.
+    // The stub reverses the order; the results have their original ids.
     assert_eq!(ids(&answer["results"]), ["other", "other", "same", "same"]);
     assert_eq!(answer["results"][3]["collection"], "a");
 }

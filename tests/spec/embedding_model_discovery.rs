@@ -32,7 +32,7 @@ async fn health_check_without_embedding_models() {
     let health = server.get("/health").await.ok();
     let mut keys: Vec<&str> = health.as_object().unwrap().keys().map(String::as_str).collect();
     keys.sort_unstable();
-    // What only an engine other than the embedded one declares.
+    // Only other engines than the embedded one declare this.
     keys.retain(|key| *key != "store");
     assert_eq!(
         keys,

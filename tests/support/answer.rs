@@ -1,13 +1,13 @@
 use reqwest::header::HeaderMap;
 use serde_json::Value;
 
-/// A whole answer, read to its end.
+/// A complete HTTP response.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
     pub headers: HeaderMap,
     pub text: String,
-    /// What was asked.
+    /// Path of the request.
     path: String,
 }
 
@@ -29,15 +29,15 @@ impl Answer {
         serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("not JSON ({error}): {self:?}"))
     }
 
-    /// The body of a success.
+    /// The body of a successful response.
     #[track_caller]
     pub fn ok(&self) -> Value {
         assert_eq!(self.status, 200, "{self:?}");
         self.json()
     }
 
-    /// The sentence of a refusal, which is all that its body says, though below `/v1` and `/v2` more
-    /// than once, and in `errors` by field.
+    /// The `detail` of an error response. Below `/v1` and `/v2` the body repeats it in the compatible form,
+    /// and `errors` lists it by field.
     #[track_caller]
     pub fn refused(&self, status: u16) -> String {
         assert_eq!(self.status, status, "{self:?}");
@@ -61,7 +61,7 @@ impl Answer {
                         );
                     }
                 }
-                _ => panic!("a refusal has nothing but its detail: {self:?}"),
+                _ => panic!("an error response has only its detail: {self:?}"),
             }
         }
         assert_eq!(self.header("content-type"), "application/json");
@@ -74,6 +74,6 @@ impl Answer {
             .headers
             .get(name)
             .unwrap_or_else(|| panic!("no header {name}: {self:?}"));
-        value.to_str().expect("a header of plain text")
+        value.to_str().expect("an ASCII header")
     }
 }

@@ -1,4 +1,4 @@
-//! Databases in the one ChromaDB server that `cargo xtask test` starts for the tests of all routes.
+//! Databases in the ChromaDB server that `cargo xtask test` starts for the tests of all routes.
 
 use serde_json::json;
 
@@ -7,7 +7,7 @@ use super::test_databases;
 const MISSING: &str =
     "no ChromaDB to test with: run `cargo xtask test`, or `cargo xtask with-chroma cargo test …`";
 
-/// Makes an empty database and gives its address.
+/// Creates an empty database and returns its URL.
 pub fn new_database() -> String {
     let server = std::env::var("RAGSTONE_TEST_CHROMA").expect(MISSING);
     let name = test_databases::new_name();
@@ -22,7 +22,7 @@ pub fn new_database() -> String {
             .json(&json!({ "name": name }))
             .send()
             .await
-            .expect("the server of the tests answers");
+            .expect("the ChromaDB server answers");
         assert!(made.status().is_success(), "{made:?}");
     });
     url

@@ -1,4 +1,4 @@
-//! Models for tests: small random ones from the repository, and the real default model.
+//! Models for tests: small ones with random weights, and the real default model.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use super::Setup;
 
-/// Width of the small embedding models.
+/// Dimensions of the small embedding models.
 pub const DIMENSIONS: usize = 32;
 
-/// A small model with random weights that is checked in beside the models crate.
+/// A small model with random weights, from the fixtures of the models crate.
 pub fn model(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../models/tests/fixtures")
@@ -19,7 +19,7 @@ pub fn model(name: &str) -> PathBuf {
         .unwrap_or_else(|_| panic!("no model {name:?} among the fixtures"))
 }
 
-/// What the reference implementation computes with these models.
+/// Results of the reference implementation with these models.
 fn references() -> &'static Value {
     static REFERENCES: OnceLock<Value> = OnceLock::new();
     REFERENCES.get_or_init(|| {
@@ -35,7 +35,7 @@ fn of_model<'a>(kind: &str, key: &str, model: &str) -> &'a Value {
         .unwrap_or_else(|| panic!("no reference of {model}"))
 }
 
-/// Pairs of question and text, with the score the reference implementation gives them.
+/// Pairs of query and text, with their scores by the reference implementation.
 pub fn reference_scores(model: &str) -> Vec<(&'static Value, f64)> {
     let scores = of_model("scores", "base", model)["scores"]
         .as_array()
@@ -48,7 +48,7 @@ pub fn reference_scores(model: &str) -> Vec<(&'static Value, f64)> {
         .collect()
 }
 
-/// Texts, with the vector the reference implementation gives them.
+/// Texts, with their vectors by the reference implementation.
 pub fn reference_vectors(model: &str) -> Vec<(&'static str, Vec<f64>)> {
     let vectors = of_model("embeddings", "name", model)["vectors"]
         .as_array()
@@ -67,12 +67,12 @@ pub fn cosine(a: &[f64], b: &[f64]) -> f64 {
     dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
 }
 
-/// The text, then more of it than the small models can read.
+/// A text that is longer than the limit of the small models.
 pub fn long_text() -> String {
     "a question about vectors ".repeat(40)
 }
 
-/// A copy of a model, to be spoiled.
+/// A copy of a model that a test may damage.
 pub fn copy(name: &str, into: &Path) -> PathBuf {
     fn copy_folder(from: &Path, to: &Path) {
         std::fs::create_dir_all(to).expect("a folder");
@@ -91,7 +91,7 @@ pub fn copy(name: &str, into: &Path) -> PathBuf {
     target
 }
 
-/// A copy of a model in which one tensor of 32-bit floats holds nothing but the largest number there is.
+/// A copy of a model in which all values of one `f32` tensor are the largest float.
 pub fn with_weights_that_overflow(name: &str, tensor: &str, into: &Path) -> PathBuf {
     let directory = copy(name, into);
     let path = directory.join("model.safetensors");
@@ -108,7 +108,7 @@ pub fn with_weights_that_overflow(name: &str, tensor: &str, into: &Path) -> Path
     directory
 }
 
-/// Fetches the default model once, as a user would; afterwards it is in the ordinary cache.
+/// Downloads the default model into the ordinary cache, once per process.
 pub fn default_model() {
     static PULLED: OnceLock<()> = OnceLock::new();
     PULLED.get_or_init(|| {

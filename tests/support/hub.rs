@@ -1,4 +1,4 @@
-//! A model hub on this machine that serves the small models and counts what it is asked for.
+//! A local model hub that serves the small models and records requests.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -17,7 +17,7 @@ use super::{Setup, fixtures};
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// Knows `tests/NAME` for every small model NAME.
+/// Serves `tests/NAME` for every small model NAME.
 pub struct ModelHub {
     address: SocketAddr,
     requests: Arc<Mutex<Vec<String>>>,
@@ -39,7 +39,7 @@ impl ModelHub {
         Self { address, requests }
     }
 
-    /// A program that asks this hub, and keeps what it downloads in its own folder.
+    /// Makes the program download from this hub into its own folder.
     pub fn reached_by(&self, setup: Setup) -> Setup {
         let cache = setup.folder().join("models");
         setup
@@ -50,7 +50,7 @@ impl ModelHub {
             .env("NO_PROXY", "127.0.0.1")
     }
 
-    /// The paths that were asked for since the last look.
+    /// The requested paths since the last call.
     pub fn take_requests(&self) -> Vec<String> {
         std::mem::take(&mut *self.requests.lock().expect("the list of requests"))
     }

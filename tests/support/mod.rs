@@ -1,4 +1,4 @@
-//! Starting the program as a user would, and talking to it over HTTP.
+//! Starts the program as a user would and talks to it over HTTP.
 
 mod answer;
 #[path = "../../crates/providers/tests/common/chroma.rs"]
@@ -23,25 +23,25 @@ pub use setup::{Finished, Setup};
 
 use serde_json::{Value, json};
 
-/// A server without any model, which is all that most tests need.
+/// A server without models, which is enough for most tests.
 pub async fn plain() -> Server {
     Setup::without_models().start().await
 }
 
-/// Documents with embeddings of `width` numbers, no two alike: `d0`, `d1`, …
+/// Documents `d0`, `d1`, … with distinct embeddings.
 pub fn documents(count: usize, metadata: impl Fn(usize) -> Value) -> Vec<Value> {
     (0..count)
         .map(|n| json!({"id": format!("d{n}"), "text": format!("text number {n}"), "metadata": metadata(n), "embedding": vector(n)}))
         .collect()
 }
 
-/// A vector of four numbers that belongs to `n` alone.
+/// A vector of four dimensions, different for every `n`.
 pub fn vector(n: usize) -> Value {
     let angle = n as f64 * 0.37;
     json!([angle.cos(), angle.sin(), 1.0 + n as f64 * 0.001, 0.5])
 }
 
-/// The ids of a list of documents or results, in their order.
+/// The ids of a list of documents or results, in order.
 pub fn ids(list: &Value) -> Vec<&str> {
     list.as_array()
         .expect("a list")

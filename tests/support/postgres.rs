@@ -1,4 +1,4 @@
-//! The Postgres server of the tests, which `cargo xtask test` starts.
+//! The Postgres server that `cargo xtask test` starts.
 
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
@@ -14,7 +14,7 @@ const MISSING: &str =
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
-/// Makes an empty database and gives its address.
+/// Creates an empty database and returns its URL.
 pub fn new_database() -> String {
     let server = std::env::var("RAGSTONE_TEST_POSTGRES").expect(MISSING);
     let name = test_databases::new_name();
@@ -23,7 +23,7 @@ pub fn new_database() -> String {
     test_databases::wait_for(async move {
         let (client, connection) = tokio_postgres::connect(&server, tokio_postgres::NoTls)
             .await
-            .expect("the server of the tests answers");
+            .expect("the Postgres server answers");
         tokio::spawn(connection);
         client
             .batch_execute(&format!("CREATE DATABASE {name}"))
@@ -33,13 +33,13 @@ pub fn new_database() -> String {
     url
 }
 
-/// Runs statements on a connection of their own.
+/// Runs statements on a new connection.
 pub fn run_sql(url: &str, sql: &str) -> Result<(), String> {
     let (url, sql) = (url.to_owned(), sql.to_owned());
     test_databases::wait_for(async move {
         let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls)
             .await
-            .expect("the server of the tests answers");
+            .expect("the Postgres server answers");
         tokio::spawn(connection);
         client
             .batch_execute(&sql)
@@ -48,7 +48,7 @@ pub fn run_sql(url: &str, sql: &str) -> Result<(), String> {
     })
 }
 
-/// A Postgres server of one test alone, to be stopped and started.
+/// A Postgres server for one test, which can stop and start it.
 pub struct Engine {
     home: PathBuf,
     name: String,
@@ -72,7 +72,7 @@ impl Engine {
         format!("postgres://postgres:postgres@127.0.0.1:{}/postgres", self.port)
     }
 
-    /// The folder of the Postgres programs, owned by whoever runs them.
+    /// The folder of the Postgres programs, owned by the user that runs them.
     pub fn home(&self) -> &Path {
         &self.home
     }
@@ -109,7 +109,7 @@ impl Engine {
         number(line.split_whitespace().next().unwrap_or_default())
     }
 
-    /// As whoever owns the folder: Postgres does not run as root.
+    /// Runs as the owner of the folder, since Postgres does not run as root.
     fn pg0(&self, args: &[&str]) {
         let owner = std::fs::metadata(&self.home).expect("the folder of Postgres");
         let output = Command::new(self.home.join("pg0"))

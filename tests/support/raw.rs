@@ -1,4 +1,4 @@
-//! Requests byte by byte, for clients that are slow, rude or broken.
+//! Raw requests of slow and broken clients.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -25,11 +25,11 @@ impl RawClient {
         self.0.flush().await.expect("the bytes are sent");
     }
 
-    /// Everything until the server closes the connection, which it must do of itself.
+    /// Reads until the server closes the connection.
     pub async fn read_to_end(mut self) -> String {
         let mut bytes = Vec::new();
-        let read = tokio::time::timeout(Duration::from_secs(60), self.0.read_to_end(&mut bytes)).await;
-        // A reset is a way to close, too.
+        let read = tokio::time::timeout(Duration::from_secs(120), self.0.read_to_end(&mut bytes)).await;
+        // A reset closes the connection, too.
         let _ = read.expect("the server closes the connection");
         String::from_utf8_lossy(&bytes).into_owned()
     }

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use super::answer::Answer;
 use super::setup::Setup;
 
-/// How long something may take that will certainly happen on a healthy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Generous limit for events that always happen on a working server, even on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A running server; dropping it kills it without warning.
 pub struct Server {
@@ -43,7 +43,7 @@ impl Server {
         let address = address
             .parse()
             .unwrap_or_else(|_| panic!("no address in: {line}"));
-        // No proxy of the environment stands between a test and its server.
+        // Ignores the proxy settings of the environment.
         let http = reqwest::Client::builder()
             .no_proxy()
             .build()
@@ -65,7 +65,7 @@ impl Server {
         self.log.text()
     }
 
-    /// The first log line with this in it, waited for if need be.
+    /// Waits for a log line that contains `part`, and returns it.
     pub fn wait_for_log(&self, part: &str) -> String {
         self.log.wait_for(part)
     }
@@ -78,16 +78,15 @@ impl Server {
         self.child.id()
     }
 
-    /// Sends the signal that service managers send.
+    /// Sends SIGTERM, as service managers do.
     pub fn terminate(&self) {
-        // The shell's own `kill`: no crate for one signal.
         let sent = Command::new("sh")
             .args(["-c", "kill -TERM \"$0\"", &self.child.id().to_string()])
             .status();
         assert!(sent.is_ok_and(|status| status.success()), "the signal is sent");
     }
 
-    /// Asks the server to stop and waits until it has.
+    /// Sends SIGTERM and waits for the server to exit.
     pub fn stop(mut self) -> (ExitStatus, String) {
         self.terminate();
         let status = self.wait_for_exit();
@@ -101,7 +100,7 @@ impl Server {
                 return status;
             }
             assert!(
-                start.elapsed() < PATIENCE,
+                start.elapsed() < TIMEOUT,
                 "the server does not stop; its log:\n{}",
                 self.log()
             );
@@ -109,14 +108,14 @@ impl Server {
         }
     }
 
-    /// Kills the server as a power cut would, as far as a process can tell.
+    /// Kills the server with SIGKILL.
     pub fn kill(mut self) -> Setup {
         self.child.kill().expect("the server is killed");
         self.child.wait().expect("the server is gone");
         self.setup.clone()
     }
 
-    /// The same server again, on the same data.
+    /// Restarts the server on the same data.
     pub async fn restarted(self) -> Self {
         let setup = self.setup.clone();
         let (status, log) = self.stop();
@@ -161,7 +160,7 @@ impl Server {
         self.send(self.request(Method::DELETE, path).json(&body)).await
     }
 
-    /// A body that may be anything, sent as it is.
+    /// Sends a raw body.
     pub async fn send_text(&self, method: Method, path: &str, body: impl Into<reqwest::Body>) -> Answer {
         self.send(
             self.request(method, path)
@@ -171,12 +170,12 @@ impl Server {
         .await
     }
 
-    /// Creates a collection, which must succeed.
+    /// Creates a collection and asserts success.
     pub async fn create(&self, name: &str) {
         self.post("/collections", json!({ "name": name })).await.ok();
     }
 
-    /// Adds documents, which must succeed.
+    /// Adds documents and asserts success.
     pub async fn add(&self, collection: &str, documents: Vec<Value>) -> Value {
         self.post(
             &format!("/collections/{collection}/documents"),
@@ -203,7 +202,7 @@ impl Drop for Server {
     }
 }
 
-/// What a process has written to stderr so far.
+/// The stderr output of a process so far.
 #[derive(Clone)]
 struct Log(Arc<(Mutex<Collected>, Condvar)>);
 
@@ -237,12 +236,12 @@ impl Log {
         self.0.0.lock().expect("the log").text.clone()
     }
 
-    /// All of it, once the process has closed its end.
+    /// The complete log, once the process has closed its stderr.
     fn whole(&self) -> String {
         let (collected, changed) = &*self.0;
         let guard = collected.lock().expect("the log");
         let (guard, _) = changed
-            .wait_timeout_while(guard, PATIENCE, |log| !log.ended)
+            .wait_timeout_while(guard, TIMEOUT, |log| !log.ended)
             .expect("the log");
         guard.text.clone()
     }
@@ -257,7 +256,7 @@ impl Log {
                 .map(str::to_owned)
         };
         let (guard, _) = changed
-            .wait_timeout_while(guard, PATIENCE, |log| !log.ended && wanted(log).is_none())
+            .wait_timeout_while(guard, TIMEOUT, |log| !log.ended && wanted(log).is_none())
             .expect("the log");
         wanted(&guard).unwrap_or_else(|| panic!("no line with {part:?} in the log:\n{}", guard.text))
     }

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use super::server::Server;
 
-/// How the program is started: arguments, environment, and a folder of its own for everything it writes.
+/// Arguments and environment of the program, and a temporary folder for everything it writes.
 #[derive(Clone)]
 pub struct Setup {
     folder: Arc<TempDir>,
@@ -16,18 +16,18 @@ pub struct Setup {
     env: Vec<(String, OsString)>,
 }
 
-/// Nothing that ends by itself takes longer than this, however busy the machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Generous limit for a command to exit, even on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 impl Setup {
-    /// `ragstone serve` on a free port, with nothing said about models. On the embedded store, or
-    /// on a database of its own if all of these tests are to be run on Postgres or ChromaDB.
+    /// `ragstone serve` on a free port, without flags for models. `RAGSTONE_TEST_STORE` selects the store:
+    /// the embedded one, or a new database in Postgres or ChromaDB.
     pub fn serve() -> Self {
         let setup = Self::serve_embedded();
         match std::env::var("RAGSTONE_TEST_STORE").as_deref() {
             Ok("postgres") => setup.env("RAGSTONE_STORE", super::postgres::new_database()),
             Ok("chroma") => setup.env("RAGSTONE_STORE", super::chroma_database::new_database()),
-            Ok(other) => panic!("RAGSTONE_TEST_STORE: no tests run on '{other}'"),
+            Ok(other) => panic!("RAGSTONE_TEST_STORE is '{other}'; use postgres or chroma"),
             Err(_) => setup,
         }
     }
@@ -69,20 +69,20 @@ impl Setup {
         self
     }
 
-    /// Writes a file into the folder of this setup and gives its path.
+    /// Writes a file into the folder of this setup and returns its path.
     pub fn file(&self, name: &str, text: &str) -> PathBuf {
         let path = self.folder.path().join(name);
         std::fs::write(&path, text).expect("a file in the temporary folder");
         path
     }
 
-    /// A configuration file, by flag.
+    /// Passes a configuration file.
     pub fn config(self, yaml: &str) -> Self {
         let path = self.file("ragstone.yml", yaml);
         self.arg("--config").arg(path)
     }
 
-    /// The embedding models with these ids and directories, by flag.
+    /// Passes embedding models with these ids and directories.
     pub fn embeddings(self, models: &[(&str, &Path)]) -> Self {
         let path = self.embeddings_file(models);
         self.arg("--embeddings-config").arg(path)
@@ -90,8 +90,8 @@ impl Setup {
 
     pub fn embeddings_file(&self, models: &[(&str, &Path)]) -> PathBuf {
         let entries = models.iter().map(|(id, path)| {
-            // The small models have random weights, for which a few bits make a difference: with all of
-            // them, numbers are the same on every processor.
+            // Without quantization, results are the same on every processor. For the random weights of
+            // the small models, it would change them noticeably.
             let bits = if path.is_dir() { ", quantize: none" } else { "" };
             format!("  - {{id: {id}, path: {path:?}{bits}}}\n")
         });
@@ -109,14 +109,13 @@ impl Setup {
         self.folder.path().join("data")
     }
 
-    /// The command with nothing of this machine's environment that could change what it does, and
-    /// offline unless a test says otherwise.
+    /// The command, offline by default and without variables of the environment that configure it.
     pub fn build(&self) -> Command {
         let mut command = Command::new(program());
         for (name, _) in std::env::vars_os() {
             let name_text = name.to_string_lossy();
             let ours = ["RAGSTONE_", "EMBEDDINGS_", "CROSS_ENCODER_", "HF_"];
-            // Where the default model was downloaded to is the one thing worth keeping.
+            // Keeps the location of the downloaded default model.
             let cache = ["HF_HOME", "HF_HUB_CACHE"];
             if ours.iter().any(|prefix| name_text.starts_with(prefix)) && !cache.contains(&&*name_text) {
                 command.env_remove(&name);
@@ -136,7 +135,7 @@ impl Setup {
         Server::start(self).await
     }
 
-    /// Runs the command to its end.
+    /// Runs the command until it exits.
     pub fn run(&self) -> Finished {
         let mut child = self
             .build()
@@ -144,20 +143,20 @@ impl Setup {
             .stderr(Stdio::piped())
             .spawn()
             .expect("the program starts");
-        // Read while it runs: a full pipe would stop it.
+        // Reads while it runs, since a full pipe would block it.
         let stdout = child.stdout.take().map(read_in_thread).expect("stdout is piped");
         let stderr = child.stderr.take().map(read_in_thread).expect("stderr is piped");
         let start = Instant::now();
         let status = loop {
             match child.try_wait().expect("the program can be waited for") {
                 Some(status) => break status,
-                None if start.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(5)),
+                None if start.elapsed() < TIMEOUT => std::thread::sleep(Duration::from_millis(5)),
                 None => {
                     let _ = child.kill();
                     let _ = child.wait();
                     let log = stderr.join().unwrap_or_default();
                     panic!(
-                        "{:?} did not end by itself; it said:\n{}",
+                        "{:?} did not exit; its log:\n{}",
                         self.args,
                         String::from_utf8_lossy(&log)
                     );
@@ -174,7 +173,7 @@ impl Setup {
     }
 }
 
-/// The program that was built with these tests, unless another one is to be tested.
+/// The program that was built with these tests, or the one in `RAGSTONE_TEST_BINARY`.
 fn program() -> OsString {
     std::env::var_os("RAGSTONE_TEST_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_ragstone").into())
 }
@@ -187,7 +186,7 @@ fn read_in_thread(mut pipe: impl std::io::Read + Send + 'static) -> std::thread:
     })
 }
 
-/// What a command left behind.
+/// Exit code and output of a command.
 #[derive(Debug)]
 pub struct Finished {
     pub code: Option<i32>,
@@ -206,7 +205,7 @@ impl From<Output> for Finished {
 }
 
 impl Finished {
-    /// What it wrote to stderr before it ended with this code; it must have started no server.
+    /// Asserts the exit code, and that no server was started. Returns stderr.
     #[track_caller]
     pub fn failed_with(&self, code: i32) -> &str {
         assert_eq!(self.code, Some(code), "{self:?}");

@@ -1,5 +1,4 @@
-//! A real ChromaDB server for the tests, from its Python package, on a free port and in a folder
-//! that is removed at the end.
+//! A ChromaDB server for the tests, from its Python package, on a free port and in a temporary folder.
 
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
@@ -10,9 +9,9 @@ use anyhow::{Context, bail};
 
 use crate::port::unused_port;
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const START_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A running server; it ends when this is dropped.
+/// A running server, stopped on drop.
 pub(crate) struct Chroma {
     process: Child,
     port: u16,
@@ -20,7 +19,7 @@ pub(crate) struct Chroma {
 }
 
 impl Chroma {
-    /// `python` has the package.
+    /// `python` must have the package installed.
     pub(crate) fn start(python: &Path) -> anyhow::Result<Self> {
         let folder = std::env::temp_dir().join(format!("ragstone-chroma-{}", std::process::id()));
         std::fs::create_dir_all(&folder).with_context(|| format!("{} cannot be made", folder.display()))?;
@@ -62,7 +61,7 @@ impl Chroma {
             if let Some(status) = self.process.try_wait()? {
                 bail!("the ChromaDB server ended with {status}");
             }
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > START_TIMEOUT {
                 bail!("the ChromaDB server did not become ready");
             }
             std::thread::sleep(Duration::from_millis(100));

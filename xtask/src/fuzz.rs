@@ -1,5 +1,5 @@
-//! Fuzzing on the stable toolchain: the instrumentation that libFuzzer reads is a pass of LLVM, which
-//! rustc hands through; libFuzzer itself is built by the `libfuzzer-sys` crate with the C++ compiler.
+//! Fuzzing on the stable toolchain: rustc passes the instrumentation options of libFuzzer to LLVM, and
+//! the `libfuzzer-sys` crate builds libFuzzer with the C++ compiler.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,7 +10,7 @@ use crate::{cargo, root, run, step};
 
 pub(crate) const DEFAULT_SECONDS: u32 = 20;
 
-const TARGETS: [&str; 2] = ["filter", "documents"];
+const TARGETS: [&str; 5] = ["filter", "documents", "safetensors", "model_config", "tokenizer"];
 
 /// Counters on every edge, their addresses, and the operands of comparisons.
 const INSTRUMENTATION: [&str; 6] = [
@@ -22,13 +22,13 @@ const INSTRUMENTATION: [&str; 6] = [
     "-Cllvm-args=-sanitizer-coverage-trace-compares",
 ];
 
-/// Builds every target and runs each for this long.
+/// Builds all targets and runs each for this long.
 pub(crate) fn run_all(seconds: u32) -> anyhow::Result<()> {
     step("build fuzz targets");
     let folder = root().join("fuzz");
     let output = root().join("target/fuzz");
     let host = host()?;
-    // A named target keeps the flags away from build scripts, which have no libFuzzer to report to.
+    // An explicit target keeps the flags away from build scripts, which are not linked with libFuzzer.
     run(cargo()
         .current_dir(&folder)
         .args(["build", "--release", "--target", &host, "--target-dir"])
@@ -73,7 +73,7 @@ fn option(name: &str, path: PathBuf) -> std::ffi::OsString {
     option
 }
 
-/// The triple of this machine.
+/// The target triple of this machine.
 fn host() -> anyhow::Result<String> {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(rustc)

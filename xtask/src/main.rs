@@ -178,12 +178,12 @@ fn name_postgres(command: &mut Command, postgres: &Postgres) {
         .env("RAGSTONE_TEST_POSTGRES_HOME", postgres.home());
 }
 
-/// A line that stands out between the output of other programs.
+/// Prints a line that stands out from the output of other programs.
 fn step(what: &str) {
     eprintln!("==> {what}");
 }
 
-/// The cargo that runs this program, so that a chosen toolchain stays chosen.
+/// The cargo that runs this program, which keeps the selected toolchain.
 fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
@@ -211,8 +211,8 @@ fn cache() -> anyhow::Result<PathBuf> {
     Ok(folder)
 }
 
-/// The program as the tests' build made it. `cargo run` would build it again, with the features that
-/// dependencies have without the tests.
+/// The program as built for the tests. `cargo run` would build it again with other features of its
+/// dependencies.
 fn program() -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
     root()

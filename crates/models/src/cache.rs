@@ -1,4 +1,4 @@
-//! What has been downloaded: listing, showing and removing it.
+//! Lists, shows and removes downloaded models.
 
 use std::path::{Path, PathBuf};
 
@@ -8,19 +8,19 @@ use crate::hub::{self, DEFAULT_REVISION, HubError, ModelSource, RepositoryCache}
 use crate::modules::Layout;
 use crate::{default_model, inspect_cross_encoder, inspect_embedder};
 
-/// One model in the cache, whoever downloaded it.
+/// One model in the cache, which other programs may have downloaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CachedModel {
     pub id: String,
-    /// The commit of its files, or the package they came in.
+    /// The commit of its files, or the package they came from.
     pub revision: String,
     pub directory: PathBuf,
-    /// On disk, all revisions and unfinished downloads included.
+    /// Size on disk, including all revisions and unfinished downloads.
     pub bytes: u64,
-    /// What `config.json` says, where there is one.
+    /// `model_type` of `config.json`, if there is one.
     pub architecture: Option<String>,
     pub kind: ModelKind,
-    /// Why it cannot be loaded, where that can be told without doing so.
+    /// Why it cannot be loaded, as far as that is known without reading its weights.
     pub problem: Option<String>,
 }
 
@@ -28,11 +28,11 @@ pub struct CachedModel {
 pub enum ModelKind {
     Embedding,
     CrossEncoder,
-    /// Neither: another task, or an architecture that is not supported.
+    /// Another task, or an unsupported architecture.
     Other,
 }
 
-/// All models in a cache directory, by id.
+/// Lists all models in a cache directory, sorted by id.
 pub fn list(cache: &Path) -> Result<Vec<CachedModel>, HubError> {
     let mut models = Vec::new();
     let entries = match std::fs::read_dir(cache) {
@@ -56,7 +56,7 @@ pub fn list(cache: &Path) -> Result<Vec<CachedModel>, HubError> {
     Ok(models)
 }
 
-/// One model by its id, or by the directory it is in; `None` where the cache has no such model.
+/// Describes one model by its id or directory. `None` if the cache has no such model.
 pub fn show(cache: &Path, id: &str) -> Result<Option<CachedModel>, LoadError> {
     match ModelSource::parse(id) {
         ModelSource::Directory(path) if !path.exists() => Err(HubError::NoDirectory(path).into()),
@@ -78,13 +78,13 @@ pub fn show(cache: &Path, id: &str) -> Result<Option<CachedModel>, LoadError> {
     }
 }
 
-/// Why the model in a directory cannot be loaded, where that can be told without doing so.
+/// Why the model in a directory cannot be loaded, as far as that is known without reading its weights.
 pub fn problem(directory: &Path) -> Option<String> {
     inspect("", String::new(), directory.to_owned()).problem
 }
 
-/// Deletes a model with all its revisions, or only the one of `ID@revision`; the answer is how many bytes
-/// that freed, 0 if there was none.
+/// Deletes a model with all its revisions, or only the revision of `ID@revision`. Returns the number of
+/// bytes freed, 0 if there was no such model.
 pub fn remove(cache: &Path, id: &str) -> Result<u64, HubError> {
     if let Some((name, revision)) = id.split_once('@').filter(|_| hub::is_hub_id(id)) {
         return remove_revision(cache, name, revision);
@@ -96,7 +96,7 @@ pub fn remove(cache: &Path, id: &str) -> Result<u64, HubError> {
     }
     let mut freed = 0;
     for directory in directories.iter().filter(|directory| directory.is_dir()) {
-        // The id decides the path; one that leads elsewhere must not delete anything.
+        // The id determines the path; never delete outside of the cache.
         if directory.parent().is_none_or(|parent| !parent.starts_with(cache)) {
             continue;
         }
@@ -124,7 +124,7 @@ fn remove_revision(cache: &Path, id: &str, revision: &str) -> Result<u64, HubErr
     Ok(before.saturating_sub(size_of(root)))
 }
 
-/// One revision of a model, if that one is there.
+/// One revision of a model, if it is in the cache.
 fn revision_of(cache: &Path, id: &str, revision: &str) -> Option<CachedModel> {
     let repository = RepositoryCache::new(cache, id);
     let directory = repository.snapshot_of(revision)?;
@@ -206,7 +206,7 @@ fn newest_snapshot(root: &Path) -> Option<PathBuf> {
     dated.max_by_key(|(time, _)| *time).map(|(_, path)| path)
 }
 
-/// Links are not followed, so a blob counts once.
+/// Does not follow links, so that a blob counts once.
 fn size_of(path: &Path) -> u64 {
     let Ok(metadata) = std::fs::symlink_metadata(path) else {
         return 0;

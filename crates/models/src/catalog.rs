@@ -1,18 +1,18 @@
-//! Cross-encoders worth beginning with.
+//! Recommended cross-encoders.
 
 use std::fmt::Write;
 
-/// Where to look for more.
+/// Search page for more cross-encoders.
 pub const HUB_SEARCH: &str = "https://huggingface.co/models?pipeline_tag=text-ranking";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CuratedModel {
     pub name: &'static str,
     pub use_case: UseCase,
-    /// Of what is downloaded: the weights as safetensors and a tokenizer.
+    /// Size of the download: safetensors weights and a tokenizer.
     pub size: &'static str,
-    /// For 10 documents of about 150 tokens on two cores without a GPU; estimated from the model's
-    /// multiplications and the rate of the kernel, not measured model by model.
+    /// Latency for 10 documents of about 150 tokens on two cores without a GPU, estimated from the number
+    /// of multiplications and the throughput of the kernel.
     pub latency: &'static str,
     pub accuracy: &'static str,
 }

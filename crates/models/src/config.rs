@@ -1,11 +1,11 @@
-//! `embeddings.yml`: which embedding models there are and where they come from.
+//! `embeddings.yml`: the embedding models and their sources.
 
 use std::collections::HashSet;
 use std::path::Path;
 
 use serde::Deserialize;
 
-/// Printed where a configuration is missing or empty.
+/// Printed if the configuration is missing or empty.
 pub const EXAMPLE_CONFIG: &str = "\
 embeddings:
   - id: minilm                                        # the name collections use
@@ -13,7 +13,7 @@ embeddings:
   - id: bge-small
     path: /models/bge-small-en-v1.5
     version: \"1.5\"                                    # optional; derived from the files otherwise
-    quantize: int8                                    # optional; faster, slightly less exact; none: all bits
+    quantize: int8                                    # optional; int8 is faster and slightly less exact, none is exact
 ";
 
 const LOCAL_KEYS: &str = "id, path, version, normalize, quantize";
@@ -21,7 +21,7 @@ const REMOTE_KEYS: &str = "id, provider, model, dimensions, version, knowledgeba
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EmbeddingsConfig {
-    /// At least one, each with an id of its own.
+    /// At least one, with unique ids.
     pub embeddings: Vec<ModelEntry>,
 }
 
@@ -29,7 +29,7 @@ pub struct EmbeddingsConfig {
 pub enum ModelEntry {
     /// Runs in this process.
     Local(LocalEntry),
-    /// Runs behind an entry of `providers` in the main configuration.
+    /// Runs at a provider, an entry of `providers` in the main configuration.
     Remote(RemoteEntry),
 }
 
@@ -38,28 +38,27 @@ pub struct LocalEntry {
     pub id: String,
     /// A hub id or a directory, see [`crate::hub::ModelSource::parse`].
     pub path: String,
-    /// Taken as the model's version instead of a digest of its files.
+    /// Version of the model; defaults to a digest of its files.
     pub version: Option<String>,
-    /// Vectors of length one; absent means as the model itself says.
+    /// Normalization of vectors to length one; defaults to the modules of the model.
     pub normalize: Option<Normalize>,
-    /// Absent means what the processor does well without a loss that matters.
+    /// Defaults to bfloat16 if the processor supports it, and else to `f32`.
     pub quantize: Option<Quantize>,
 }
 
-/// What to do with a vector's length, whatever the model's own modules say.
+/// Overrides the normalization of the model's own modules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Normalize {
     Always,
     Never,
 }
 
-/// How many bits the products with weights have. Without a word about it, 16 where the processor has
-/// instructions for that (`avx512_bf16`), and else 32.
+/// Weight quantization. The default is bfloat16 on processors with `avx512_bf16`, and else `f32`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quantize {
-    /// Less exact vectors, made faster and in less memory.
+    /// Eight-bit weights: faster, with less memory, and slightly less exact.
     Int8,
-    /// 32 everywhere: the most exact, and the same on every processor but for the order of sums.
+    /// `f32`: the most exact, and the same on every processor up to the order of sums.
     Never,
 }
 
@@ -71,7 +70,7 @@ pub struct RemoteEntry {
     pub model: String,
     pub dimensions: usize,
     pub version: Option<String>,
-    /// Under which an embedding service keeps our content apart from that of others.
+    /// Namespace of our content at an embedding service.
     pub knowledgebase_id: Option<String>,
 }
 
@@ -81,7 +80,7 @@ pub enum ConfigError {
     Unreadable { path: String, source: std::io::Error },
     #[error("{0}")]
     Invalid(String),
-    /// Show [`EXAMPLE_CONFIG`] beside it.
+    /// Display [`EXAMPLE_CONFIG`] with it.
     #[error("no embedding models are configured")]
     Empty,
 }
@@ -128,17 +127,16 @@ impl EmbeddingsConfig {
     }
 }
 
-/// The form is looked at before the entries are, because what the parser says about it is about our
-/// types.
+/// Checks the form before the entries, because errors of the parser would mention internal types.
 fn entries(text: &str) -> Result<Vec<RawEntry>, ConfigError> {
     let invalid = |problem: &str| Err(ConfigError::Invalid(problem.to_owned()));
     let parsing = |error: serde_saphyr::Error| ConfigError::Invalid(first_line(&error));
     let form: serde_json::Value = serde_saphyr::from_str(text).map_err(parsing)?;
     let Some(document) = form.as_object() else {
-        return invalid("it must begin with 'embeddings:', and the list of models below that");
+        return invalid("it must begin with 'embeddings:', followed by the list of models");
     };
     if let Some(unknown) = document.keys().find(|key| *key != "embeddings") {
-        return invalid(&format!("unknown key '{unknown}': there is only 'embeddings'"));
+        return invalid(&format!("unknown key '{unknown}'; the only key is 'embeddings'"));
     }
     match document.get("embeddings") {
         None => return invalid("the list 'embeddings' is missing"),
@@ -156,7 +154,7 @@ struct RawDocument {
     embeddings: Vec<RawEntry>,
 }
 
-/// All keys of both kinds of entry; which belong together is checked afterwards, for better messages.
+/// All keys of both kinds of entry. Validation afterwards gives better messages than an untagged enum.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawEntry {
@@ -186,12 +184,12 @@ impl RawEntry {
             return Ok(ModelEntry::Remote(RemoteEntry {
                 provider: text(self.provider).ok_or_else(|| wrong("has an empty 'provider'"))?,
                 model: text(self.model)
-                    .ok_or_else(|| wrong("lacks 'model', which an entry with a 'provider' needs"))?,
+                    .ok_or_else(|| wrong("has no 'model', which is required with 'provider'"))?,
                 dimensions: self
                     .dimensions
                     .filter(|dimensions| (1..=65_536).contains(dimensions))
                     .ok_or_else(|| {
-                        wrong("lacks 'dimensions' (1 to 65536), which an entry with a 'provider' needs")
+                        wrong("has no valid 'dimensions' (1 to 65536), which are required with 'provider'")
                     })?,
                 version: text(self.version),
                 knowledgebase_id: text(self.knowledgebase_id),
@@ -203,7 +201,7 @@ impl RawEntry {
         }
         Ok(ModelEntry::Local(LocalEntry {
             path: text(self.path)
-                .ok_or_else(|| wrong("lacks 'path': a Hugging Face model id or a directory"))?,
+                .ok_or_else(|| wrong("has no 'path'; set it to a Hugging Face model id or a directory"))?,
             version: text(self.version),
             normalize: self
                 .normalize
@@ -213,7 +211,7 @@ impl RawEntry {
                 Some("int8") => Some(Quantize::Int8),
                 Some("none") => Some(Quantize::Never),
                 Some(other) => {
-                    let what = format!("has 'quantize: {other}'; it may be int8 or none");
+                    let what = format!("has 'quantize: {other}'; use int8 or none");
                     return Err(wrong(&what));
                 }
             },
@@ -226,7 +224,7 @@ fn text(value: Option<String>) -> Option<String> {
     value.filter(|text| !text.trim().is_empty())
 }
 
-/// The parser draws the offending lines below its message; one line is enough in a log.
+/// The first line of a parser error, without the excerpt of the file below it.
 fn first_line(error: &impl ToString) -> String {
     error
         .to_string()

@@ -1,4 +1,4 @@
-//! An embedding model in this process.
+//! Embedding models that run in this process.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -23,16 +23,16 @@ use crate::tokenize::{TextTokenizer, Tokenized};
 
 #[derive(Debug, Clone)]
 pub struct EmbedderOptions {
-    /// The alias that collections use.
+    /// The name that collections use.
     pub id: String,
-    /// Shown to people: the hub id or directory that the model came from.
+    /// Display name: the hub id or directory that the model came from.
     pub name: String,
     pub directory: PathBuf,
-    /// Absent means a digest of the model's files.
+    /// Defaults to a digest of the model's files.
     pub version: Option<String>,
-    /// Absent means as the model's own modules say.
+    /// Defaults to the modules of the model.
     pub normalize: Option<Normalize>,
-    /// Absent means what the processor does well without a loss that matters.
+    /// Defaults to bfloat16 if the processor supports it, and else to `f32`.
     pub quantize: Option<Quantize>,
 }
 
@@ -50,7 +50,7 @@ struct EmbeddingModel {
     passage: Prompt,
 }
 
-/// Text put before every text of a role, and how many of its tokens pooling leaves out.
+/// Prefix of every text of a role, and the number of its tokens that pooling skips.
 #[derive(Default)]
 struct Prompt {
     text: String,
@@ -64,8 +64,8 @@ struct PromptConfig {
     default_prompt_name: Option<String>,
 }
 
-/// Files beside the weights that decide what a model computes.
-/// Their order is part of the digest that vectors are stored under.
+/// Files that affect the output of a model, besides the weights.
+/// Their order is part of the digest that stored vectors refer to.
 const DECIDING_FILES: [&str; 6] = [
     "config.json",
     "tokenizer.json",
@@ -76,7 +76,7 @@ const DECIDING_FILES: [&str; 6] = [
 ];
 
 impl LocalEmbedder {
-    /// Reads the model's files; takes as long as reading and repacking the weights does.
+    /// Reads all files of a model and repacks its weights.
     pub fn load(engine: &Engine, options: &EmbedderOptions) -> Result<Self, LoadError> {
         if !options.directory.is_dir() {
             return Err(LoadError::NoDirectory(options.directory.clone()));
@@ -92,7 +92,7 @@ impl LocalEmbedder {
                 thread.join().unwrap_or_else(|_| {
                     Err(LoadError::malformed(
                         &options.directory,
-                        "no digest could be made",
+                        "its digest could not be computed",
                     ))
                 })
             });
@@ -116,9 +116,9 @@ impl LocalEmbedder {
     }
 }
 
-/// Vectors of eight-bit weights are close to the exact ones, not the same: they are another version, also
-/// where the entry names one. What is stored tells them apart by it, and none is reused as the other. With
-/// sixteen bits they are as good as the same, so that machines with and without them share a store.
+/// Adds the precision to the version. Vectors of int8 weights are close to the exact ones, but not
+/// interchangeable with them, so they count as another version, even where the entry names one. Vectors of
+/// bfloat16 weights are interchangeable, so that machines with and without support for it share a store.
 fn with_precision(version: String, quantize: Option<Quantize>) -> String {
     match quantize {
         None | Some(Quantize::Never) => version,
@@ -184,8 +184,8 @@ impl EmbeddingModel {
             tracing::warn!(
                 model = %options.id,
                 path = %options.name,
-                "this is a cross-encoder, whose vectors mean little: name it with --cross-encoder, and an \
-                 embedding model here"
+                "this is a cross-encoder, whose vectors are not useful for search: pass it with --cross-encoder, \
+                 and configure an embedding model here"
             );
         }
         if let Some(choice) = options.normalize {
@@ -195,7 +195,7 @@ impl EmbeddingModel {
         let path = options.directory.join("config_sentence_transformers.json");
         let prompts: PromptConfig = json_optional(&path)?.unwrap_or_default();
         if let Some(name) = prompts.missing_default() {
-            let reason = format!("its default_prompt_name '{name}' is none of its prompts");
+            let reason = format!("'default_prompt_name' is '{name}', which is not one of its prompts");
             return Err(LoadError::malformed(&path, reason));
         }
         let prompt = |names: &[&str]| -> Result<Prompt, LoadError> {
@@ -249,15 +249,15 @@ impl EmbeddingModel {
 
 impl PromptConfig {
     fn missing_default(&self) -> Option<&str> {
-        // These two are there without being written down, as in sentence-transformers.
+        // sentence-transformers defines these two implicitly.
         const IMPLIED: [&str; 2] = ["query", "document"];
         let name = self.default_prompt_name.as_deref()?;
         (!self.prompts.contains_key(name) && !IMPLIED.contains(&name)).then_some(name)
     }
 
-    /// The prompt under the first of the names. The default prompt is for models that tell no roles
-    /// apart, as in `encode` of sentence-transformers; where a prompt has the name of a role, the other
-    /// role is meant to have none, as in its `encode_query` and `encode_document`.
+    /// The prompt under the first of the names. The default prompt applies to models without roles, as in
+    /// `encode` of sentence-transformers. If any prompt is named after a role, the other role has none, as
+    /// in its `encode_query` and `encode_document`.
     fn of_role(&self, names: &[&str]) -> String {
         const ROLES: [&str; 4] = ["query", "document", "passage", "corpus"];
         let named = names

@@ -119,7 +119,7 @@ struct ComputeRequest {
 struct PendingOutput {
     rows: Vec<Vec<f32>>,
     missing: usize,
-    sender: Option<oneshot::Sender<Result<Vec<Vec<f32>>, ModelError>>>,
+    sender: Option<oneshot::Sender<ComputeResult>>,
 }
 
 /// A part of one request that may be computed together with parts of others.

@@ -2,17 +2,16 @@
 //!
 //! Models are read from the files of a model repository as they are: `config.json`,
 //! `tokenizer.json`, safetensors weights and, where there is one, the module layout of
-//! sentence-transformers. What they compute agrees with what `sentence-transformers` computes from
-//! the same files.
+//! sentence-transformers. Results agree with those of `sentence-transformers` on the same files.
 //!
-//! # The way from a name to a vector
+//! # From a name to a vector
 //!
 //! ```no_run
 //! # use ragstone_models::{Engine, EngineOptions, config, hub, open_embedder, open_cross_encoder};
 //! # use ragstone_core::model::{Embedder, Reranker, Role};
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! let engine = Engine::start(EngineOptions::default());         // compute threads and their queue, shared by all models
-//! let hub = hub::Hub::new(hub::HubSettings::from_env())?;       // where files come from: cache, or the hub
+//! let hub = hub::Hub::new(hub::HubSettings::from_env())?;       // cache and downloads
 //! let models = config::EmbeddingsConfig::from_yaml("embeddings: [{id: minilm, path: org/name}]")?;
 //! for entry in &models.embeddings {
 //!     if let config::ModelEntry::Local(local) = entry {
@@ -26,15 +25,15 @@
 //! # Ok(()) }
 //! ```
 //!
-//! [`default_model::ensure`] gets the model of the quick start, [`cache`] lists, shows and removes
-//! what was downloaded, [`catalog`] is the curated list of cross-encoders, and [`LoadError`] is
-//! every way in which getting or loading a model can fail, each with a message for the user.
+//! [`default_model::ensure`] downloads the model of the quick start, [`cache`] manages downloaded models,
+//! [`catalog`] is the curated list of cross-encoders, and [`LoadError`] has a message for the user for
+//! every failure.
 //!
 //! # Threads
 //!
-//! An [`Engine`] owns the compute threads. A request is cut into groups of whole sequences; the
-//! threads take groups from one bounded queue in an order that is fair by tokens, so that a short
-//! query overtakes the rest of a large batch. See [`engine`] for how.
+//! An [`Engine`] owns the compute threads. A request is split into microbatches of whole sequences. The
+//! threads take microbatches from one bounded queue that is fair by tokens, so that a short query
+//! overtakes the rest of a large batch. See [`engine`] for details.
 
 mod blocking;
 pub mod cache;
@@ -59,7 +58,7 @@ pub use engine::{Engine, EngineOptions};
 pub use error::LoadError;
 pub use reranker::{CrossEncoder, CrossEncoderOptions, inspect_cross_encoder};
 
-/// Gets the files of an entry of `embeddings.yml`, downloading them if need be, and loads the model.
+/// Loads a model of `embeddings.yml`, after downloading its files where necessary.
 pub async fn open_embedder(
     engine: &Engine,
     hub: &hub::Hub,
@@ -85,7 +84,7 @@ pub async fn open_embedder(
     in_background(move || LocalEmbedder::load(&engine, &options)).await
 }
 
-/// Gets the files of a cross-encoder, downloading them if need be, and loads it.
+/// Loads a cross-encoder, after downloading its files where necessary.
 pub async fn open_cross_encoder(
     engine: &Engine,
     hub: &hub::Hub,
@@ -101,7 +100,7 @@ pub async fn open_cross_encoder(
     in_background(move || CrossEncoder::load(&engine, &options)).await
 }
 
-/// Loading takes longer than a thread that serves requests may be held.
+/// Loads on a blocking thread, since loading takes seconds.
 async fn in_background<T: Send + 'static>(
     load: impl FnOnce() -> Result<T, LoadError> + Send + 'static,
 ) -> Result<T, LoadError> {

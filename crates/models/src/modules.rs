@@ -1,4 +1,4 @@
-//! What sentence-transformers puts behind the encoder: pooling, dense layers, normalization.
+//! The sentence-transformers modules after the encoder: pooling, dense layers, normalization.
 
 use std::path::{Path, PathBuf};
 
@@ -92,11 +92,11 @@ fn yes() -> bool {
     true
 }
 
-/// Where the parts of a model are: the encoder may live in a directory of its own.
+/// Paths of the parts of a model. The encoder may have its own directory.
 pub(crate) struct Layout {
     pub(crate) encoder: PathBuf,
     modules: Vec<(String, PathBuf)>,
-    /// Small files that decide what the model computes, relative to the model's directory.
+    /// Small files that affect the output of the model, relative to its directory.
     pub(crate) files: Vec<String>,
 }
 
@@ -110,10 +110,10 @@ impl Layout {
         };
         let mut encoders = 0;
         for entry in entries {
-            // The path comes from a downloaded file and must stay inside the model's directory.
+            // The path comes from an untrusted file and must stay inside the model's directory.
             if entry.path.split(['/', '\\']).any(|part| part == "..") || Path::new(&entry.path).is_absolute()
             {
-                let reason = format!("'{}' is no path inside the model's directory", entry.path);
+                let reason = format!("'{}' is not inside the directory of the model", entry.path);
                 return Err(LoadError::malformed(&directory.join("modules.json"), reason));
             }
             let path = directory.join(&entry.path);
@@ -139,7 +139,7 @@ impl Layout {
 }
 
 impl Layout {
-    /// The configuration of each module that has one.
+    /// The configuration files of all modules that have one.
     pub(crate) fn required_files(&self) -> Vec<PathBuf> {
         let with_config = self
             .modules
@@ -150,7 +150,7 @@ impl Layout {
 }
 
 impl Modules {
-    /// Without a module list the tokens are averaged, as sentence-transformers does then.
+    /// Without a list of modules, tokens are averaged, as in sentence-transformers.
     pub(crate) fn load(layout: &Layout, hidden: usize) -> Result<Self, LoadError> {
         let mut modules = layout.modules.iter();
         let pooling = match modules.next() {
@@ -203,7 +203,7 @@ impl Modules {
         self.pooling.include_prompt
     }
 
-    /// Sets whether vectors come out with length one.
+    /// Overrides whether vectors are normalized to length one.
     pub(crate) fn normalize(&mut self, choice: crate::config::Normalize) {
         self.post_pooling
             .retain(|module| !matches!(module, PostPooling::Normalize));
@@ -212,7 +212,7 @@ impl Modules {
         }
     }
 
-    /// Where only first tokens are read, the encoder is spared the rest of its last layer.
+    /// If only first tokens are pooled, the last layer of the encoder need not compute the others.
     pub(crate) fn wanted(&self, sequences: &[&Sequence]) -> OutputRows {
         let only_first = self.pooling.modes == [PoolingMode::Cls];
         if only_first && sequences.iter().all(|sequence| sequence.pool_from == 0) {
@@ -222,7 +222,7 @@ impl Modules {
         }
     }
 
-    /// The vector of one sequence from the states of its tokens.
+    /// Computes the vector of one sequence from the states of its tokens.
     pub(crate) fn apply(
         &self,
         threads: &ThreadGroup,
@@ -253,7 +253,7 @@ impl Pooling {
     fn load(path: &Path, hidden: usize) -> Result<Self, LoadError> {
         let config: PoolingConfig = json_required(path, "config.json")?;
         if let Some(width) = config.embedding_dimension.filter(|width| *width != hidden) {
-            let reason = format!("it pools vectors of {width} numbers, but the encoder makes {hidden}");
+            let reason = format!("it expects vectors of width {width}, but the encoder has width {hidden}");
             return Err(LoadError::malformed(&path.join("config.json"), reason));
         }
         let names = match config.pooling_mode {
@@ -308,7 +308,7 @@ impl PoolingMode {
     /// Appends the pooled vector of one sequence.
     fn pool(self, states: &[f32], hidden: usize, from: usize, into: &mut Vec<f32>) {
         let count = states.len() / hidden;
-        // A text that was cut within its prompt has no token of its own; then all of them count.
+        // If truncation left only tokens of the prompt, all of them are pooled.
         let from = if from < count { from } else { 0 };
         let row = |index: usize| &states[index * hidden..(index + 1) * hidden];
         match self {
@@ -361,7 +361,10 @@ fn dense(path: &Path, from: usize) -> Result<(Linear, Activation), LoadError> {
         ));
     }
     if config.in_features != from {
-        let reason = format!("it takes {} numbers, but gets {from}", config.in_features);
+        let reason = format!(
+            "'in_features' is {}, but its input has width {from}",
+            config.in_features
+        );
         return Err(LoadError::malformed(&path.join("config.json"), reason));
     }
     let activation = match config.activation_function.as_deref() {
@@ -383,7 +386,7 @@ fn dense(path: &Path, from: usize) -> Result<(Linear, Activation), LoadError> {
     ))
 }
 
-/// The activation that a configuration names by the path of its Python class.
+/// Parses an activation, given as the path of a Python class.
 pub(crate) fn torch_activation(path: &str) -> Result<Activation, LoadError> {
     match path.rsplit('.').next().unwrap_or_default() {
         "Identity" => Ok(Activation::Identity),
@@ -399,7 +402,7 @@ pub(crate) fn torch_activation(path: &str) -> Result<Activation, LoadError> {
     }
 }
 
-/// A zero vector stays one, as in sentence-transformers.
+/// Scales a vector to length one; a zero vector stays zero, as in sentence-transformers.
 fn normalize(vector: &mut [f32]) {
     let length = vector
         .iter()
@@ -412,7 +415,7 @@ fn normalize(vector: &mut [f32]) {
         .for_each(|value| *value = (f64::from(*value) / length) as f32);
 }
 
-/// Applies an activation to one number.
+/// Applies an activation to one value.
 pub(crate) fn activate_one(activation: Activation, value: f32) -> f32 {
     let mut values = [value];
     simd::activate(simd::Isa::detect(), activation, &mut values);

@@ -1,4 +1,4 @@
-//! What sentence-transformers says about the texts an encoder reads.
+//! The sentence-transformers configuration of an encoder's input.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use crate::error::LoadError;
 use crate::files::json_optional;
 use crate::tokenize::TokenizerOptions;
 
-/// The names its configuration has had, in the order in which sentence-transformers looks for them.
+/// Names of the configuration file, in the order in which sentence-transformers tries them.
 pub(crate) const SENTENCE_CONFIGS: [&str; 7] = [
     "sentence_bert_config.json",
     "sentence_roberta_config.json",
@@ -26,7 +26,7 @@ struct SentenceConfig {
     do_lower_case: bool,
 }
 
-/// From the first of the files that says anything at all.
+/// Reads the first of the files that is not empty.
 pub(crate) fn tokenizer_options(directory: &Path) -> Result<TokenizerOptions, LoadError> {
     let mut config = SentenceConfig::default();
     for name in SENTENCE_CONFIGS {

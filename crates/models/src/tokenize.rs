@@ -1,9 +1,11 @@
-//! From text to token ids, as `transformers` does it from the same `tokenizer.json`.
+//! Tokenization from `tokenizer.json`, with the same results as `transformers`.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use ragstone_core::model::ModelError;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use tokenizers::normalizers::{Lowercase, Sequence as NormalizerSequence};
 use tokenizers::utils::truncation::TruncationDirection;
 use tokenizers::{Encoding, NormalizerWrapper, PostProcessor, Token, Tokenizer};
@@ -13,7 +15,7 @@ use crate::encoder::config::EncoderConfig;
 use crate::error::LoadError;
 use crate::files::{json_optional, read_required};
 
-/// Up to this many bytes a text is tokenized whole; of a longer one, only as much as can count.
+/// Longest text that is tokenized as a whole. Of a longer one, only a prefix that fills the model is.
 const WHOLE: usize = 32 * 1024;
 
 pub(crate) struct TextTokenizer {
@@ -21,8 +23,8 @@ pub(crate) struct TextTokenizer {
     /// Special tokens included.
     max_tokens: usize,
     direction: TruncationDirection,
-    /// Whether the encoder tells the two texts of a pair apart by token types.
-    typed: bool,
+    /// Number of token types of the encoder, 0 or 1 if it does not use them.
+    token_types: usize,
     vocabulary: usize,
 }
 
@@ -31,23 +33,23 @@ pub(crate) struct Tokenized {
     pub(crate) truncated: bool,
 }
 
-/// The text that many pairs begin with.
+/// The common first text of many pairs.
 pub(crate) struct FirstText {
-    /// No more tokens than can count in any pair: every pair takes a copy.
+    /// Truncated to the length of a pair, since every pair copies it.
     content: Encoding,
-    /// How many tokens it had, which decides how pairs are cut.
+    /// Number of tokens before truncation, which determines how pairs are truncated.
     length: usize,
 }
 
 pub(crate) struct TokenizerOptions {
-    /// The limit of the model's own configuration, where it has one.
+    /// The limit in the configuration of the model, if it has one.
     pub(crate) max_tokens: Option<usize>,
     pub(crate) lower_case: bool,
 }
 
 #[derive(Default, Deserialize)]
 struct TokenizerConfig {
-    /// Where no limit is known this is a float of the size 1e30.
+    /// A float of about 1e30 if no limit is known.
     model_max_length: Option<f64>,
     truncation_side: Option<String>,
 }
@@ -61,8 +63,10 @@ impl TextTokenizer {
         let path = directory.join("tokenizer.json");
         let bytes = read_required(directory, "tokenizer.json")?;
         let malformed = |error: tokenizers::Error| LoadError::malformed(&path, error);
-        let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(malformed)?;
-        // Some files carry the truncation and padding of whoever saved them; neither is part of the model.
+        // Damaged JSON makes the library panic; this reports where the damage is.
+        serde_json::from_slice::<IgnoredAny>(&bytes).map_err(|error| LoadError::malformed(&path, error))?;
+        let mut tokenizer = guarded(|| Tokenizer::from_bytes(bytes)).map_err(malformed)?;
+        // Some files contain the truncation and padding of their author; neither is part of the model.
         tokenizer.with_truncation(None).map_err(malformed)?;
         tokenizer.with_padding(None);
         if options.lower_case {
@@ -82,20 +86,20 @@ impl TextTokenizer {
             .get_post_processor()
             .map_or(0, |processor| processor.added_tokens(true));
         if max_tokens <= specials {
-            let reason = format!("{max_tokens} tokens leave no room for text beside {specials} special ones");
+            let reason = format!(
+                "a limit of {max_tokens} tokens leaves no room for text besides {specials} special tokens"
+            );
             return Err(LoadError::malformed(&path, reason));
         }
         let direction = match config.truncation_side.as_deref() {
             Some("left") => TruncationDirection::Left,
             _ => TruncationDirection::Right,
         };
-        // A tokenizer whose encoder knows no types calls all tokens of type 0.
-        let typed = encoder.token_types > 1;
         Ok(Self {
             tokenizer,
             max_tokens,
             direction,
-            typed,
+            token_types: encoder.token_types,
             vocabulary: encoder.vocabulary,
         })
     }
@@ -105,8 +109,7 @@ impl TextTokenizer {
     }
 
     pub(crate) fn count(&self, text: &str) -> Option<usize> {
-        self.tokenizer
-            .encode_fast(text, false)
+        guarded(|| self.tokenizer.encode_fast(text, false))
             .ok()
             .map(|encoding| encoding.len())
     }
@@ -116,14 +119,14 @@ impl TextTokenizer {
         self.finish(FirstText::whole(content), None)
     }
 
-    /// Tokenizes what many pairs have in common.
+    /// Tokenizes the common first text of many pairs.
     pub(crate) fn first_text(&self, text: &str) -> Result<FirstText, ModelError> {
         let mut first = FirstText::whole(self.content(text)?);
         self.cut(&mut first.content, self.max_tokens);
         Ok(first)
     }
 
-    /// At most `max_second` tokens of the second text are kept, where that is given.
+    /// Keeps at most `max_second` tokens of the second text, if given.
     pub(crate) fn encode_pair(
         &self,
         first: &FirstText,
@@ -141,17 +144,17 @@ impl TextTokenizer {
         self.finish(first, Some(second))
     }
 
-    /// Keeps so many tokens, and nothing of the others.
+    /// Truncates to so many tokens.
     fn cut(&self, encoding: &mut Encoding, most: usize) {
         encoding.truncate(most, 0, self.direction);
         encoding.take_overflowing();
     }
 
-    /// Token ids as a client sends them, without special tokens, after the tokens of a prompt.
+    /// Prepares token ids of a client, which have no special tokens, after the tokens of a prompt.
     pub(crate) fn encode_ids(&self, prompt: &str, ids: &[u32]) -> Result<Tokenized, ModelError> {
         let mut all = self.content(prompt)?.get_ids().to_vec();
         all.extend_from_slice(ids);
-        // No more than this can count, and every token costs an allocation below.
+        // Every token costs an allocation below, so drop those that truncation would.
         let excess = all.len().saturating_sub(self.max_tokens + 1);
         match self.direction {
             TruncationDirection::Left => drop(all.drain(..excess)),
@@ -164,15 +167,15 @@ impl TextTokenizer {
         self.finish(FirstText::whole(Encoding::from_tokens(tokens, 0)), None)
     }
 
-    /// How many tokens at the beginning of a text come from its prompt, counted as
-    /// sentence-transformers does: with the special token before it, without the one after it.
+    /// Number of leading tokens that come from the prompt. Like sentence-transformers, this includes the
+    /// special token before it and not the one after it.
     pub(crate) fn prompt_length(&self, prompt: &str) -> Result<usize, ModelError> {
-        let encoding = self.tokenizer.encode_fast(prompt, true).map_err(failed)?;
+        let encoding = guarded(|| self.tokenizer.encode_fast(prompt, true)).map_err(failed)?;
         let closing = encoding.get_special_tokens_mask().last() == Some(&1);
         Ok(encoding.len() - usize::from(closing))
     }
 
-    /// The tokens of a text without special ones; of a very long text, at least as many as fit.
+    /// The tokens of a text without special tokens; of a very long text, at least as many as fit.
     fn content(&self, text: &str) -> Result<Encoding, ModelError> {
         let mut bytes = WHOLE.max(self.max_tokens * 16);
         while bytes < text.len() && self.direction == TruncationDirection::Right {
@@ -181,14 +184,14 @@ impl TextTokenizer {
                 .rfind(char::is_whitespace)
                 .filter(|at| *at > end / 2)
                 .unwrap_or(end);
-            let encoding = self.tokenizer.encode_fast(&text[..end], false).map_err(failed)?;
-            // Cutting may change the last tokens of the part, never those far before its end.
+            let encoding = guarded(|| self.tokenizer.encode_fast(&text[..end], false)).map_err(failed)?;
+            // Cutting may change the last tokens of the part, but none far before its end.
             if encoding.len() > 2 * self.max_tokens {
                 return Ok(encoding);
             }
             bytes *= 4;
         }
-        self.tokenizer.encode_fast(text, false).map_err(failed)
+        guarded(|| self.tokenizer.encode_fast(text, false)).map_err(failed)
     }
 
     fn finish(&self, first: FirstText, second: Option<Encoding>) -> Result<Tokenized, ModelError> {
@@ -196,7 +199,7 @@ impl TextTokenizer {
             .tokenizer
             .get_post_processor()
             .map_or(0, |processor| processor.added_tokens(second.is_some()));
-        let room = self.max_tokens - specials;
+        let room = self.max_tokens.saturating_sub(specials);
         let FirstText {
             content: mut first,
             length,
@@ -209,12 +212,10 @@ impl TextTokenizer {
         if let Some(second) = &mut second {
             self.cut(second, kept.1);
         }
-        let encoding = self.tokenizer.post_process(first, second, true).map_err(failed)?;
+        let encoding = guarded(|| self.tokenizer.post_process(first, second, true)).map_err(failed)?;
         let ids = encoding.get_ids().to_vec();
         if ids.is_empty() {
-            return Err(ModelError::InvalidInput(
-                "the text has no token that the model could read".to_owned(),
-            ));
+            return Err(ModelError::InvalidInput("the text has no tokens".to_owned()));
         }
         if let Some(id) = ids.iter().find(|id| **id as usize >= self.vocabulary) {
             let message = format!(
@@ -223,11 +224,18 @@ impl TextTokenizer {
             );
             return Err(ModelError::InvalidInput(message));
         }
-        let types = if self.typed {
+        // Without token types in the encoder, all tokens have type 0.
+        let types = if self.token_types > 1 {
             encoding.get_type_ids().to_vec()
         } else {
             Vec::new()
         };
+        if let Some(kind) = types.iter().find(|kind| **kind as usize >= self.token_types) {
+            return Err(ModelError::Failed(format!(
+                "tokenizer.json uses token type {kind}, but the model has only {}",
+                self.token_types
+            )));
+        }
         Ok(Tokenized {
             sequence: Sequence {
                 ids,
@@ -248,8 +256,8 @@ impl FirstText {
     }
 }
 
-/// How many tokens of two texts are kept so that they fit together: the longer one gives first, as the
-/// strategy `longest_first` of `transformers` has it. An odd token goes to the longer text.
+/// Number of tokens to keep of two texts, by the strategy `longest_first` of `transformers`: the longer
+/// text is truncated first. An odd token goes to the longer text.
 fn longest_first((first, second): (usize, usize), room: usize) -> (usize, usize) {
     if first + second <= room {
         return (first, second);
@@ -263,7 +271,7 @@ fn longest_first((first, second): (usize, usize), room: usize) -> (usize, usize)
     }
 }
 
-/// Puts lower-casing before the tokenizer's own normalization, unless it lower-cases already.
+/// Adds lower-casing before the normalization of the tokenizer, unless it already does so.
 fn lower_case_first(tokenizer: &mut Tokenizer) -> tokenizers::Result<()> {
     let existing = tokenizer.get_normalizer().cloned();
     let lowers = |normalizer: &NormalizerWrapper| match normalizer {
@@ -283,6 +291,11 @@ fn lower_case_first(tokenizer: &mut Tokenizer) -> tokenizers::Result<()> {
     Ok(())
 }
 
+/// Turns a panic of the library, which some tokenizer files cause, into an error.
+fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Result<T> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Err("the tokenizer panicked; see the log".into()))
+}
+
 fn failed(error: tokenizers::Error) -> ModelError {
-    ModelError::Failed(format!("the text could not be tokenized: {error}"))
+    ModelError::Failed(format!("tokenization failed: {error}"))
 }

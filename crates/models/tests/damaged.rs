@@ -338,7 +338,35 @@ fn other_damaged_files_are_named() {
     assert!(error(model.path()).to_string().contains("../../../etc/passwd"));
 }
 
-/// None of its bytes is read: the file has a length, and nothing on the disk.
+/// The tokenizers library panics on such files.
+#[tokio::test]
+async fn a_tokenizer_of_the_wrong_form_is_an_error() {
+    let model = copy("bert");
+    edit_json(&model.path().join("tokenizer.json"), |tokenizer| {
+        tokenizer["decoder"] = serde_json::json!(7);
+    });
+    let message = error(model.path()).to_string();
+    assert!(message.contains("tokenizer.json"), "{message}");
+
+    let model = copy("bert");
+    edit_json(&model.path().join("tokenizer.json"), |tokenizer| {
+        for part in tokenizer["post_processor"]["single"].as_array_mut().unwrap() {
+            for (_, value) in part.as_object_mut().unwrap() {
+                value["type_id"] = 9.into();
+            }
+        }
+    });
+    let input = vec![EmbedInput::Text("the quick fox".to_owned())];
+    let failure = embedder(model.path())
+        .unwrap()
+        .embed(input, Role::Passage)
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(failure.contains("token type 9"), "{failure}");
+}
+
+/// The files are sparse, and none of their bytes is read.
 #[test]
 fn a_file_far_larger_than_any_model_has_is_refused() {
     for file in ["config.json", "tokenizer.json", "modules.json"] {
@@ -354,7 +382,7 @@ fn a_file_far_larger_than_any_model_has_is_refused() {
     }
 }
 
-/// A pipe would be waited for without end.
+/// A pipe without a writer would block forever.
 #[cfg(unix)]
 #[test]
 fn what_is_no_regular_file_is_refused() {

@@ -12,7 +12,7 @@ use crate::kernel::product::PackedView;
 use crate::kernel::{Accumulate, Activation, AlignedBuffer, PANEL, Product, simd};
 use crate::thread_group::ThreadGroup;
 
-/// Queries scored at once.
+/// Queries per block of scores.
 const BLOCK: usize = 96;
 /// Distances from here on share MPNet's last bucket.
 const FARTHEST: f32 = 128.0;
@@ -96,7 +96,7 @@ pub(super) fn run(
     }
 }
 
-/// Where the rows of one head go.
+/// Destination of the rows of one head.
 struct HeadOutput<'a> {
     rows: &'a mut [f32],
     stride: usize,

@@ -1,4 +1,4 @@
-//! The encoder of the BERT family: token ids in, one vector per token out.
+//! Encoders of the BERT family: token ids in, one vector per token out.
 //!
 //! Sequences are packed one after the other without padding. Everything but attention treats the
 //! pack as one matrix of token rows; attention goes by sequence and head.
@@ -25,9 +25,9 @@ pub(crate) use load::{linear, norm};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Sequence {
     pub(crate) ids: Vec<u32>,
-    /// Empty where every token has type 0.
+    /// Empty if every token has type 0.
     pub(crate) types: Vec<u32>,
-    /// Pooling leaves out the tokens before this one.
+    /// Pooling skips the tokens before this one.
     pub(crate) pool_from: usize,
 }
 
@@ -51,15 +51,15 @@ struct Layer {
     output_norm: Norm,
 }
 
-/// One of a layer's four products with weights, as precise as the model entry asks for. Everything
-/// else in a layer is computed in `f32` either way.
+/// One of a layer's four products with weights, in the configured precision. Everything else in a
+/// layer is computed in `f32`.
 enum Projection {
     Float(Linear),
     Bf16(HalfWeights),
     Int8(ByteWeights),
 }
 
-/// The left-hand sides of products with quantized bits, kept for their memory.
+/// Quantized left-hand sides of products, kept to reuse their memory.
 #[derive(Default)]
 struct QuantizedRows {
     halves: HalfRows,
@@ -104,7 +104,7 @@ impl Projection {
         }
     }
 
-    /// As [`Linear::apply`]; `quantized` is where rows of quantized bits go.
+    /// As [`Linear::apply`], with scratch memory for quantized rows.
     fn apply(
         &self,
         threads: &ThreadGroup,

@@ -1,9 +1,9 @@
 //! Products with weights of sixteen bits, on processors that multiply those twice as fast as `f32`.
 //!
 //! A bfloat16 is the upper half of an `f32`: the same range, eight bits of precision. The weights are
-//! rounded once at load and the rows of `A` as they come; products are exact and added up in `f32`, so
-//! what is lost is the rounding of the operands alone. Vectors come out as close to the exact ones as a
-//! cosine of .9999 and more.
+//! rounded once at load and the rows of `A` for each product. Products are exact and summed in `f32`, so
+//! only the rounding of the operands loses precision. The cosine between vectors and the exact ones is
+//! .9999 or more.
 //!
 //! The unsafe code is [`avx512::tile`], which reads operands whose lengths are checked before and
 //! writes results through a pointer, as in [`super::simd`], and the calls into code compiled for
@@ -163,7 +163,7 @@ pub(crate) struct HalfProduct<'a> {
     pub(crate) activation: Activation,
 }
 
-/// Computes `product` into the rows of `c`, as wide as the weights' columns, on the threads of `threads`.
+/// Computes `product` into the rows of `c`, as wide as the weights' columns, on all threads of the group.
 pub(crate) fn run(threads: &ThreadGroup, product: &HalfProduct<'_>, c: &mut [f32]) {
     let HalfProduct { a, b, .. } = *product;
     if a.rows == 0 || b.columns == 0 {

@@ -27,10 +27,10 @@ const GROUP: usize = 8;
 const GROUP_BYTES: usize = GROUP * PANEL;
 /// Largest magnitude of a quantized weight.
 const LARGEST: f32 = 127.0;
-/// What the weights of one sign in one lane may sum up to before each is rounded, by up to a half.
+/// Limit on the sum of the weights of one sign in one lane, before each is rounded by up to a half.
 const LANE_SUM: f32 = 126.0;
 
-/// How the bytes of one row are read: a value is `offset + scale · byte`.
+/// Scale and offset of one row: a value is `offset + scale · byte`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct RowScale {
     pub(crate) scale: f32,
@@ -65,7 +65,7 @@ pub(crate) struct ByteWeights {
     constants: Vec<Constants>,
 }
 
-/// What turns the sums of a panel's columns back into numbers.
+/// Constants that convert the integer sums of a panel back to values.
 #[derive(Clone, Default)]
 struct Constants {
     scales: [f32; PANEL],
@@ -128,7 +128,7 @@ impl ByteWeights {
     }
 }
 
-/// Where a weight is in its panel.
+/// Offset of a weight in its panel.
 fn weight_offset(lane: usize, k: usize) -> usize {
     k / 4 * 4 * PANEL + lane * 4 + k % 4
 }
@@ -157,10 +157,10 @@ pub(crate) struct ByteProduct<'a> {
     pub(crate) activation: Activation,
 }
 
-/// Which instructions add up the products of bytes.
+/// The instructions that sum up products of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DotProduct {
-    /// Four products at a time in 32 bits; made only by [`DotProduct::all`], after the processor said that it can.
+    /// Four products at a time in 32 bits; made only by [`DotProduct::all`] after feature detection.
     #[cfg(target_arch = "x86_64")]
     Vnni,
     /// Two at a time in 16 bits, see [`Isa`].
@@ -170,7 +170,7 @@ pub(super) enum DotProduct {
 }
 
 impl DotProduct {
-    /// What can run here on top of `isa`, the fastest first.
+    /// The variants that this processor supports on top of `isa`, the fastest first.
     pub(super) fn all(isa: Isa) -> impl Iterator<Item = Self> {
         #[cfg(target_arch = "x86_64")]
         let wide = is_x86_feature_detected!("avx512vnni")
@@ -193,7 +193,7 @@ impl DotProduct {
     }
 }
 
-/// Computes `product` into the rows of `c`, as wide as the weights' columns, on the threads of `threads`.
+/// Computes `product` into the rows of `c`, as wide as the weights' columns, on all threads of the group.
 pub(crate) fn run(isa: Isa, threads: &ThreadGroup, product: &ByteProduct<'_>, c: &mut [f32]) {
     if let Some(dot_product) = DotProduct::all(isa).next() {
         run_by(dot_product, threads, product, c);
@@ -319,7 +319,7 @@ unsafe fn tile<const FMA: bool, D: Dots, const R: usize>(
     unsafe { simd::write_tile::<FMA, R>(values, output, position, product.accumulate, product.activation) };
 }
 
-/// From integers back to numbers, with the bias.
+/// Converts integer sums to values and adds the bias.
 #[inline(always)]
 fn read_back<const FMA: bool>(
     constants: &Constants,

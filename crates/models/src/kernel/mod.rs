@@ -1,6 +1,6 @@
 //! The arithmetic: matrix products and the row-wise functions of a transformer encoder.
 //!
-//! Everything a caller sees here is safe. [`product`] holds the blocked matrix product over weights
+//! The interface is safe. [`product`] has the blocked matrix product over weights
 //! that were packed once at load, [`rows`] softmax, layer norm and activations. [`simd`], [`bf16`] and
 //! [`int8`] are the files with `unsafe` code in them: the first runs those bodies with AVX2 and FMA
 //! where the processor has them, the others multiply with weights of sixteen and of eight bits.

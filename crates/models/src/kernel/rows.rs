@@ -204,7 +204,7 @@ pub(super) fn quantize<const FMA: bool>(
     for ((row, bytes), step) in rows.zip(steps) {
         let lowest = reduce(row, f32::INFINITY, f32::min);
         let highest = reduce(row, f32::NEG_INFINITY, f32::max);
-        // Minimum and maximum ignore what is not a number; this keeps such a row from passing for a good one.
+        // Minimum and maximum ignore NaN; this carries a NaN of the row into the result.
         let poison = sum_of_squares::<FMA>(row) * 0.0;
         let range = highest - lowest;
         let inverse = if range > 0.0 { 255.0 / range } else { 0.0 };

@@ -1,7 +1,7 @@
 //! The unsafe arithmetic on `f32`: the 6 × 16 register tile and the calls into code compiled for AVX2
 //! and FMA. [`super::bf16`] and [`super::int8`] have their counterparts for weights of quantized bits.
 //!
-//! Three facts keep it sound. [`run`] checks the lengths of its operands against the whole product
+//! Three invariants keep it sound. [`run`] checks the lengths of its operands against the whole product
 //! before the first tile. The parts of one product that run on several threads are ranges of
 //! columns that do not overlap. And code compiled for AVX2 and FMA is entered only through
 //! [`Isa::Avx2`], a value that [`Isa::detect`] makes only after the processor said that it has both.
@@ -16,7 +16,7 @@ use super::product::{Accumulate, Activation, BLOCK_DEPTH, BLOCK_ROWS, Product};
 use super::{PANEL, TILE_ROWS, rows};
 use crate::thread_group::ThreadGroup;
 
-/// Which compiled version of the arithmetic runs.
+/// The instruction set that the arithmetic is compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Isa {
     #[cfg(target_arch = "x86_64")]
@@ -25,7 +25,7 @@ pub(crate) enum Isa {
 }
 
 impl Isa {
-    /// The standard library caches the answer of the processor, so this costs a load.
+    /// Cheap: the standard library caches the detected features.
     pub(crate) fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
@@ -53,7 +53,7 @@ impl AlignedBuffer {
         }
     }
 
-    /// The first `len` floats; what they hold is left over from earlier use.
+    /// The first `len` floats; they hold values of earlier use.
     pub(crate) fn reserve(&mut self, len: usize) -> &mut [f32] {
         let lines = len.div_ceil(PANEL);
         if self.lines.len() < lines {
@@ -88,14 +88,14 @@ impl AlignedBuffer {
         unsafe { std::slice::from_raw_parts(floats.as_ptr().cast(), floats.len()) }
     }
 
-    /// The first `len` pairs; what they hold is left over from earlier use.
+    /// The first `len` pairs; they hold values of earlier use.
     pub(super) fn reserve_pairs(&mut self, len: usize) -> &mut [[bf16; 2]] {
         let floats = self.reserve(len);
         // SAFETY: as in `as_pairs`, the borrow is exclusive, and any two halves are a float.
         unsafe { std::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), len) }
     }
 
-    /// The first `len` bytes; what they hold is left over from earlier use.
+    /// The first `len` bytes; they hold values of earlier use.
     pub(crate) fn reserve_bytes(&mut self, len: usize) -> &mut [u8] {
         let floats = self.reserve(len.div_ceil(size_of::<f32>()));
         // SAFETY: as in `as_bytes`, the borrow is exclusive, and any four bytes are a float.
@@ -103,7 +103,7 @@ impl AlignedBuffer {
     }
 }
 
-/// The result of a product, written by several threads at disjoint columns.
+/// Pointer to the result of a product, which several threads write at disjoint columns.
 #[derive(Clone, Copy)]
 pub(super) struct OutputPointer(*mut f32);
 
@@ -131,7 +131,7 @@ impl OutputPointer {
     }
 }
 
-/// Where a tile belongs in a result whose rows are `columns` wide.
+/// Position of a tile in a result whose rows are `columns` wide.
 #[derive(Clone, Copy)]
 pub(super) struct TilePosition {
     /// The first of its rows.
@@ -185,7 +185,7 @@ fn add(values: &mut [f32; PANEL], others: &[f32]) {
     }
 }
 
-/// Computes `product` into the rows of `c`, which are `ldc` apart, on the threads of `threads`.
+/// Computes `product` into the rows of `c`, which are `ldc` apart, on all threads of the group.
 pub(crate) fn run(isa: Isa, threads: &ThreadGroup, product: &Product<'_>, c: &mut [f32], ldc: usize) {
     let Product {
         a,
@@ -210,7 +210,7 @@ pub(crate) fn run(isa: Isa, threads: &ThreadGroup, product: &Product<'_>, c: &mu
     });
 }
 
-/// Calls `work` with ranges that together are all panels, each once, on the threads of `threads`.
+/// Calls `work` with disjoint ranges that cover all panels, on all threads of the group.
 pub(super) fn for_panels(threads: &ThreadGroup, panels: usize, work: &(dyn Fn(Range<usize>) + Sync)) {
     if threads.size() == 1 {
         return work(0..panels);
@@ -316,7 +316,7 @@ fn tile_height(left: usize) -> usize {
     left.div_ceil(left.div_ceil(TILE_ROWS))
 }
 
-/// The last panel of a matrix whose columns are no multiple of 16, by dot_product of a tile of its own.
+/// The last panel of a matrix whose columns are no multiple of 16, by way of a full tile in scratch memory.
 ///
 /// # Safety
 /// As for [`tile`], for `width` columns.
