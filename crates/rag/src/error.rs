@@ -26,7 +26,7 @@ pub enum ServiceError {
     /// Several collections were to be searched, and each of them failed.
     #[error("none of {} collections could be searched", .0.len())]
     NoneSearched(Vec<(String, ServiceError)>),
-    #[error("too many ingestion jobs are unfinished ({open} jobs, {bytes} bytes): retry later")]
+    #[error("too many ingestion jobs are unfinished ({open}, with {bytes} bytes): retry later")]
     TooManyJobs { open: u64, bytes: u64 },
     #[error("{what}")]
     File { what: String, source: std::io::Error },
