@@ -183,7 +183,7 @@ async fn a_job_is_refused_while_too_many_are_not_finished() {
     let answer = server.post("/collections/c/ingest", short.clone()).await;
     let refused = answer.refused(429);
     assert!(
-        refused.starts_with("Too many ingestion jobs are not finished (1)"),
+        refused.starts_with("Too many ingestion jobs are unfinished (1, with "),
         "{refused}"
     );
     assert!(answer.headers.contains_key("retry-after"), "{answer:?}");

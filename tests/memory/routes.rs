@@ -390,6 +390,38 @@ async fn an_in_process_model_can_embed_memory() {
     );
 }
 
+/// Vectors of two models cannot be compared: retrieval says so, like `/query`.
+#[tokio::test]
+async fn retrieval_refuses_a_collection_with_vectors_of_another_model() {
+    let model = crate::support::fixtures::model("bert");
+    let setup = Setup::serve().embeddings(&[("tiny", &model), ("other", &model)]);
+    let server = setup
+        .config("embedding: {provider: in-process, model: tiny}\n")
+        .start()
+        .await;
+    server
+        .post("/collections", json!({"name": "books", "embedding_model": "tiny"}))
+        .await
+        .ok();
+    let tea = json!({"id": "b", "text": "tea and cake"});
+    server.add("books", vec![tea]).await;
+    let metadata = json!({"metadata": {"embedding_model": "other"}});
+    server.put("/collections/books/metadata", metadata).await.ok();
+    let query = json!({"query": "tea and cake"});
+    let refused = server.post("/collections/books/query", query).await;
+    assert_eq!(refused.status, 400);
+    save_knowledge(&server, "k", "tea is at four").await;
+    until_embedded(&server, 1).await;
+    let body = json!({"query": "tea and cake", "collections": ["knowledge", "books"]});
+    let answer = server.post("/rag/retrieve", body).await.ok();
+    assert_eq!(crate::support::ids(&answer["results"]), ["k"]);
+    let warning = answer["warnings"][0].as_str().unwrap();
+    assert!(
+        warning.contains("'books'") && warning.contains("vectors of model 'tiny'"),
+        "{answer}"
+    );
+}
+
 #[tokio::test]
 async fn wrong_configurations_are_fatal_and_name_the_key() {
     for (yaml, named) in [
