@@ -400,7 +400,10 @@ async fn retrieval_refuses_a_collection_with_vectors_of_another_model() {
         .start()
         .await;
     server
-        .post("/collections", json!({"name": "books", "embedding_model": "tiny"}))
+        .post(
+            "/collections",
+            json!({"name": "books", "embedding_model": "tiny"}),
+        )
         .await
         .ok();
     let tea = json!({"id": "b", "text": "tea and cake"});

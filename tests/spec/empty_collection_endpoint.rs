@@ -78,12 +78,12 @@ async fn empty_large_collection() {
     assert_eq!(server.get("/collections/large-collection").await.ok()["count"], 0);
 }
 
-/// The second fault strikes when all documents and vectors are already gone.
+/// The second fault strikes when all documents are already gone.
 #[tokio::test]
 async fn empty_operation_is_transactional() {
     for fault in [
-        "AFTER DELETE ON documents WHEN old.id = 'd150'",
-        "BEFORE UPDATE OF dimensions ON collections WHEN new.dimensions IS NULL",
+        "AFTER DELETE ON collections WHEN old.name = 'c'",
+        "AFTER INSERT ON collections WHEN new.name = 'c'",
     ] {
         let server = Setup::serve_embedded().arg("--no-embeddings").start().await;
         server.create("c").await;

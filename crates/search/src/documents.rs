@@ -91,7 +91,14 @@ async fn embed(
         .models
         .for_collection(collection)
         .map_err(|error| match error {
-            BackendError::NoModel { .. } => InvalidInput::new(format!("{NEEDS_EMBEDDINGS}: {error}")).into(),
+            BackendError::NoModel {
+                collection,
+                available,
+            } => InvalidInput::new(format!(
+                "{NEEDS_EMBEDDINGS}: collection '{collection}' has no embedding_model in metadata. Available models: \
+                 {available}"
+            ))
+            .into(),
             other => other,
         })?;
     let model = embedder.info().identity.clone();

@@ -12,10 +12,10 @@ use crate::chat::{ContextAwareModelAdapter, ContextOptions, HEADING};
 use ragstone_search::gateway::NamedBackend;
 use ragstone_search::{QueryVectors, StorageBackend};
 
+use crate::{Buffer, Entry, Found, Kind, Memory, Rag, RagDefaults, Retrieval};
 use ragstone_core::backend::BackendError;
 use ragstone_core::models::Models;
 use ragstone_core::service::Service;
-use crate::{Buffer, Entry, Found, Kind, Memory, Rag, RagDefaults, Retrieval};
 
 const SOON: Duration = Duration::from_secs(30);
 

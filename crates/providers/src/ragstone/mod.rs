@@ -293,11 +293,8 @@ impl Backend for RagstoneClient {
 
     /// Without its dimensions, which the API does not report.
     async fn collection(&self, name: &CollectionName) -> Result<Collection, BackendError> {
-        match self.client.call_json(Call::get(Self::path(name, ""))).await {
-            Ok(body) => self.read_collection(body),
-            Err(error) if error.status() == Some(404) => Err(BackendError::CollectionNotFound(name.clone())),
-            Err(error) => Err(error.into()),
-        }
+        let body = self.json(name, Call::get(Self::path(name, ""))).await?;
+        self.read_collection(body)
     }
 
     async fn update_metadata(

@@ -12,7 +12,7 @@ mod siblings;
 mod words;
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use ragstone_core::backend::{BackendError, Capability};
@@ -172,13 +172,19 @@ pub async fn search(query: &FanoutQuery) -> FanoutResponse {
     let found = in_time(query, search_targets(query)).await;
     let (mut response, thresholds) = merge::merge(query, found).await;
     if query.options.rerank {
+        let start = Instant::now();
         cut(query, rerank_depth(query.options.top_k), &mut response.hits);
         in_time(query, rerank::rerank(query, &mut response)).await;
+        if response.reranked {
+            response.timings.push(StageTime::new("rerank", start.elapsed()));
+        }
     }
     cut(query, query.options.top_k, &mut response.hits);
     in_time(query, measure::measure(query, &thresholds, &mut response.hits)).await;
     if let Some(expand) = &query.options.expand {
+        let start = Instant::now();
         in_time(query, siblings::expand(query, expand, &mut response)).await;
+        response.timings.push(StageTime::new("expand", start.elapsed()));
     }
     response
 }

@@ -384,15 +384,19 @@ async fn query_several(
     explain: bool,
 ) -> Result<QueryAnswer, ApiError> {
     let local = state.gateway.local();
-    let mut failures: Vec<(String, ApiError)> = Vec::new();
-    let mut targets = Vec::new();
-    for (written, name) in names {
+    // In the order of the request.
+    let mut failures: Vec<(usize, String, ApiError)> = Vec::new();
+    let (mut targets, mut places) = (Vec::new(), Vec::new());
+    for (place, (written, name)) in names.into_iter().enumerate() {
         match name {
-            Ok(name) => targets.push(Target {
-                service: local.clone(),
-                name,
-            }),
-            Err(invalid) => failures.push((written, invalid.into())),
+            Ok(name) => {
+                targets.push(Target {
+                    service: local.clone(),
+                    name,
+                });
+                places.push(place);
+            }
+            Err(invalid) => failures.push((place, written, invalid.into())),
         }
     }
     let text = query.text.clone().unwrap_or_default();
@@ -413,10 +417,13 @@ async fn query_several(
     let response = fanout::search(&fanout).await;
     let searched = response.metadata.iter().flatten().count();
     for (target, error) in response.failures {
-        failures.push((fanout.targets[target].name.to_string(), error.into()));
+        let name = fanout.targets[target].name.to_string();
+        failures.push((places[target], name, error.into()));
     }
+    failures.sort_by_key(|(place, ..)| *place);
+    let failures = failures.into_iter().map(|(_, name, error)| (name, error));
     if searched == 0 {
-        return Err(ApiError::none_searched(failures));
+        return Err(ApiError::none_searched(failures.collect()));
     }
     let name = |target: usize| &fanout.targets[target].name;
     let mut warnings: Vec<String> = Vec::new();
@@ -437,7 +444,6 @@ async fn query_several(
         reranked: fanout.options.rerank.then_some(response.reranked),
         warnings,
         failures: failures
-            .into_iter()
             .map(|(collection, error)| Failure {
                 collection,
                 detail: error.into_detail(),
