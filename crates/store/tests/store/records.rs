@@ -139,7 +139,10 @@ async fn a_claim_is_exclusive_until_its_lease_ends(engine: Engine) {
         .unwrap();
     assert_eq!(
         store.counts("job").await.unwrap(),
-        RecordCounts { total: 101, waiting: 101 }
+        RecordCounts {
+            total: 101,
+            waiting: 101
+        }
     );
 
     let first = store.claim("job", 2, 1000, 2000).await.unwrap();
@@ -163,6 +166,9 @@ async fn a_claim_is_exclusive_until_its_lease_ends(engine: Engine) {
     assert!(matches!(applied[1], Applied::Done { .. }));
     assert_eq!(
         store.counts("job").await.unwrap(),
-        RecordCounts { total: 101, waiting: 100 }
+        RecordCounts {
+            total: 101,
+            waiting: 100
+        }
     );
 }
