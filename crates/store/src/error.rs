@@ -46,6 +46,13 @@ pub enum Error {
     QueueFull,
     #[error("the store is shutting down")]
     Closed,
+    #[error(
+        "'where' is too expensive for this collection: use fewer '$contains' and range conditions, or fields with \
+         fewer distinct values"
+    )]
+    ExpensiveFilter,
+    #[error("the caller is gone")]
+    Cancelled,
     #[error("the disk is full")]
     DiskFull,
     #[error("a long read is still using the write-ahead log")]
@@ -223,7 +230,7 @@ impl From<Error> for StorageError {
                 later("The database cannot be reached; try again soon", 2)
             }
             Error::DatabaseReadOnly => later("The database is read-only for now and takes no writes", 5),
-            Error::TooManyWords(_) => Self::Unsupported(error.to_string()),
+            Error::TooManyWords(_) | Error::ExpensiveFilter => Self::Unsupported(error.to_string()),
             other => Self::Failed(Box::new(other)),
         }
     }

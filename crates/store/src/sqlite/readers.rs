@@ -1,6 +1,7 @@
 //! Read connections, and reads that see file and memory in one state.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ragstone_core::{Collection, CollectionName, Metadata};
@@ -9,6 +10,7 @@ use tokio::sync::Semaphore;
 
 use crate::error::{Error, Result};
 use crate::sqlite::index::Snapshot;
+use crate::sqlite::index::budget::WorkBudget;
 use crate::sqlite::published::Published;
 use crate::sqlite::schema::open_reader;
 
@@ -28,10 +30,11 @@ impl Readers {
         }
     }
 
-    /// Runs work in one read transaction on a blocking thread.
+    /// Runs work in one read transaction on a blocking thread. The work gets a budget that ends when the
+    /// caller goes away.
     pub(crate) async fn read<T: Send + 'static>(
         self: &Arc<Self>,
-        work: impl FnOnce(&Connection) -> Result<T> + Send + 'static,
+        work: impl FnOnce(&Connection, &WorkBudget) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let permit = self
             .permits
@@ -41,10 +44,12 @@ impl Readers {
             .map_err(|_| Error::Closed)?;
         metrics::counter!("ragstone_store_reads_total").increment(1);
         let readers = self.clone();
+        let guard = CancelOnDrop::default();
+        let budget = WorkBudget::new(Arc::clone(&guard.0));
         let outcome = tokio::task::spawn_blocking(move || {
             let _permit = permit;
             let lease = Lease::take(&readers)?;
-            work(lease.connection()?)
+            work(lease.connection()?, &budget)
         });
         outcome.await.map_err(|e| Error::Worker(e.to_string()))?
     }
@@ -53,6 +58,16 @@ impl Readers {
     pub(crate) fn close(&self) {
         self.permits.close();
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+/// Tells the work of a read that its caller is gone.
+#[derive(Default)]
+struct CancelOnDrop(Arc<AtomicBool>);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
@@ -221,5 +236,40 @@ impl Head {
             },
             snapshot,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use ragstone_core::storage::Storage;
+
+    use crate::{SqliteStore, StoreOptions};
+
+    #[tokio::test]
+    async fn a_health_check_does_not_wait_for_reads() {
+        let directory = tempfile::tempdir().unwrap();
+        let options = StoreOptions {
+            readers: 1,
+            ..StoreOptions::default()
+        };
+        let store = std::sync::Arc::new(SqliteStore::open(directory.path(), options).unwrap());
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let (started, has_started) = tokio::sync::oneshot::channel();
+        let busy = store.clone();
+        let slow = tokio::spawn(async move {
+            busy.read(move |_| {
+                let _ = started.send(());
+                let _ = released.recv();
+                Ok(())
+            })
+            .await
+        });
+        has_started.await.unwrap();
+        let health = tokio::time::timeout(Duration::from_secs(60), store.health()).await;
+        assert_eq!(health.unwrap().unwrap().collections, 0);
+        drop(release);
+        slow.await.unwrap().unwrap();
     }
 }

@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::ranking::{StageClock, dense_score, distance, document, fusion_depth};
 use crate::sqlite::export::vector_models;
 use crate::sqlite::index::Snapshot;
+use crate::sqlite::index::budget::WorkBudget;
 use crate::sqlite::index::dense::{Candidates, Neighbour, nearest};
 use crate::sqlite::index::kernel::dot;
 use crate::sqlite::readers::CollectionView;
@@ -29,6 +30,7 @@ pub(crate) fn search(
     connection: &Connection,
     view: &CollectionView,
     mut request: StorageQuery,
+    budget: &WorkBudget,
 ) -> Result<SearchHits> {
     let mut clock = StageClock::default();
     let snapshot = &view.snapshot;
@@ -43,7 +45,7 @@ pub(crate) fn search(
             });
         }
     }
-    let mut candidates = clock.time("filter", || snapshot.matching(&request.filter));
+    let mut candidates = clock.time("filter", || snapshot.matching(&request.filter, budget))?;
     if let Some(ids) = &request.ids {
         *candidates.to_mut() &= slots_of(connection, view, ids)?;
     }
@@ -65,7 +67,7 @@ pub(crate) fn search(
     let mut siblings_cut = false;
     if let Some(request) = &request.siblings {
         siblings_cut = clock.time("expand", || {
-            let mut siblings = SiblingGatherer::new(connection, snapshot, request);
+            let mut siblings = SiblingGatherer::new(connection, snapshot, request, budget);
             for (hit, Ranked { slot, .. }) in hits.iter_mut().zip(&ranked) {
                 hit.siblings = siblings.of(*slot, &hit.document)?;
             }

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use ragstone_core::filter::Scalar;
@@ -13,12 +14,14 @@ use rusqlite::Connection;
 
 use crate::error::{Error, Result};
 use crate::sqlite::index::Snapshot;
+use crate::sqlite::index::budget::WorkBudget;
 use crate::sqlite::search::fetch;
 
 /// Every section is ordered once and every document read once, however many hits share them.
 pub(crate) struct SiblingGatherer<'a> {
     connection: &'a Connection,
     snapshot: &'a Snapshot,
+    budget: &'a WorkBudget,
     gathering: Gathering<'a>,
     sections: HashMap<Scalar, Section<'a>>,
     documents: HashMap<u32, Arc<Document>>,
@@ -35,10 +38,12 @@ impl<'a> SiblingGatherer<'a> {
         connection: &'a Connection,
         snapshot: &'a Snapshot,
         request: &'a SiblingsRequest,
+        budget: &'a WorkBudget,
     ) -> Self {
         Self {
             connection,
             snapshot,
+            budget,
             gathering: Gathering::new(&request.expand, request.max_bytes),
             sections: HashMap::new(),
             documents: HashMap::new(),
@@ -83,10 +88,13 @@ impl<'a> SiblingGatherer<'a> {
     fn around(&mut self, slot: u32, value: Scalar) -> Result<Arc<[u32]>> {
         let (snapshot, connection) = (self.snapshot, self.connection);
         let expand = self.gathering.expand;
-        let section = self.sections.entry(value.clone()).or_insert_with(|| Section {
-            members: snapshot.matching(&expand.filter(value)),
-            ordered: None,
-        });
+        let section = match self.sections.entry(value.clone()) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(unknown) => unknown.insert(Section {
+                members: snapshot.matching(&expand.filter(value), self.budget)?,
+                ordered: None,
+            }),
+        };
         if let Some(ordered) = &section.ordered {
             return Ok(ordered.clone());
         }

@@ -19,6 +19,7 @@ use crate::error::{Error, Result};
 use crate::ranking::document;
 use crate::sqlite::export::{export, models_by_id, vector_models};
 use crate::sqlite::faults::Faults;
+use crate::sqlite::index::budget::WorkBudget;
 use crate::sqlite::index::scope::IndexScope;
 use crate::sqlite::load::load_all;
 use crate::sqlite::published::Published;
@@ -57,6 +58,8 @@ impl Default for StoreOptions {
 pub struct SqliteStore {
     published: Arc<Published>,
     readers: Arc<Readers>,
+    /// For health checks, which must not wait for slow reads.
+    probe: Arc<Readers>,
     writer: Writer,
     thread: Mutex<Option<JoinHandle<()>>>,
     immediate_deletes: usize,
@@ -85,6 +88,7 @@ impl SqliteStore {
         Ok(Self {
             published,
             readers: Arc::new(Readers::new(directory.database(), options.readers)),
+            probe: Arc::new(Readers::new(directory.database(), 1)),
             writer,
             thread: Mutex::new(Some(thread)),
             immediate_deletes: options.immediate_deletes,
@@ -106,6 +110,7 @@ impl SqliteStore {
             return Ok(());
         };
         self.readers.close();
+        self.probe.close();
         self.writer.stop();
         let joined = tokio::task::spawn_blocking(move || thread.join()).await;
         match joined {
@@ -161,7 +166,7 @@ impl SqliteStore {
         &self,
         work: impl FnOnce(&Connection) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.readers.read(work).await
+        self.readers.read(move |connection, _| work(connection)).await
     }
 
     async fn write_documents(
@@ -198,12 +203,22 @@ impl SqliteStore {
         name: &CollectionName,
         work: impl FnOnce(&ReadTransaction<'_>, CollectionView) -> Result<T> + Send + 'static,
     ) -> Result<T> {
+        self.view_within(name, |transaction, view, _| work(transaction, view))
+            .await
+    }
+
+    /// The same, with a budget for filters.
+    async fn view_within<T: Send + 'static>(
+        &self,
+        name: &CollectionName,
+        work: impl FnOnce(&ReadTransaction<'_>, CollectionView, &WorkBudget) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
         let (published, name) = (self.published.clone(), name.clone());
-        self.read(move |connection| {
+        let read = self.readers.read(move |connection, budget| {
             let (transaction, view) = read_collection(connection, &published, &name)?;
-            work(&transaction, view)
-        })
-        .await
+            work(&transaction, view, budget)
+        });
+        read.await
     }
 }
 
@@ -330,8 +345,8 @@ impl Storage for SqliteStore {
         self.require_index("this filter", self.published.scope().covers(filter))?;
         let filter = filter.clone();
         Ok(self
-            .view(name, move |transaction, view| {
-                let slots = view.snapshot.matching(&filter);
+            .view_within(name, move |transaction, view, budget| {
+                let slots = view.snapshot.matching(&filter, budget)?;
                 let total = slots.len();
                 let first = u32::try_from(page.offset)
                     .ok()
@@ -392,10 +407,10 @@ impl Storage for SqliteStore {
     ) -> Result<Vec<SearchHits>, StorageError> {
         self.require_index("search", self.published.scope() == IndexScope::Everything)?;
         Ok(self
-            .view(name, move |transaction, view| {
+            .view_within(name, move |transaction, view, budget| {
                 let searches = queries.into_iter();
                 searches
-                    .map(|query| search(transaction.connection, &view, query))
+                    .map(|query| search(transaction.connection, &view, query, budget))
                     .collect()
             })
             .await?)
@@ -420,7 +435,8 @@ impl Storage for SqliteStore {
 
     async fn health(&self) -> Result<StorageHealth, StorageError> {
         let collections = self
-            .read(|connection| {
+            .probe
+            .read(|connection, _| {
                 Ok(connection
                     .prepare_cached("SELECT count(*) FROM collections WHERE name NOT LIKE '.%'")?
                     .query_row([], |row| row.get(0))?)

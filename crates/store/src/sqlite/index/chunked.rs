@@ -28,6 +28,10 @@ impl<T: Copy> Chunked<T> {
         self.pieces.get(at / PIECE)?.get(at % PIECE).copied()
     }
 
+    pub(crate) fn iter(&self) -> impl Iterator<Item = T> + '_ {
+        self.pieces.iter().flat_map(|piece| piece.iter().copied())
+    }
+
     pub(crate) fn push(&mut self, value: T) {
         if self.len.is_multiple_of(PIECE) {
             self.pieces.push(Arc::new(Vec::new()));

@@ -8,10 +8,14 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 use imbl::OrdMap;
+use memchr::memmem;
 use ragstone_core::Metadata;
 use ragstone_core::filter::{Comparison, Scalar};
 use roaring::RoaringBitmap;
 use serde_json::Value;
+
+use super::budget::{VALUE_WORK, WorkBudget};
+use crate::error::Result;
 
 /// A set of slots that is small where there is one slot, as in fields that are almost unique.
 #[derive(Debug, Clone, PartialEq)]
@@ -101,7 +105,12 @@ impl FieldIndex {
         }
     }
 
-    pub(crate) fn compare(&self, comparison: Comparison, operand: &Scalar) -> RoaringBitmap {
+    pub(crate) fn compare(
+        &self,
+        comparison: Comparison,
+        operand: &Scalar,
+        budget: &WorkBudget,
+    ) -> Result<RoaringBitmap> {
         let mut sets = SetUnion::default();
         for map in [&self.scalars, &self.elements] {
             let range = match comparison {
@@ -113,26 +122,30 @@ impl FieldIndex {
             for (value, slots) in map.range(range) {
                 // The order of scalars runs across kinds; only values of the operand's kind count.
                 if value.compare(operand).is_some() {
-                    sets.add(slots);
+                    sets.add(slots, budget)?;
                 }
             }
         }
-        sets.finish()
+        Ok(sets.finish())
     }
 
-    pub(crate) fn contains(&self, operand: &Scalar) -> RoaringBitmap {
+    pub(crate) fn contains(&self, operand: &Scalar, budget: &WorkBudget) -> Result<RoaringBitmap> {
         let mut sets = SetUnion::default();
         if let Some(slots) = self.elements.get(operand) {
-            sets.add(slots);
+            sets.add(slots, budget)?;
         }
         if let Scalar::Text(part) = operand {
+            // Prepared once; preparing it for every value would take most of the time.
+            let finder = memmem::Finder::new(part.as_bytes());
             for (value, slots) in self.scalars.range(Scalar::Text("".into())..) {
-                if matches!(value, Scalar::Text(text) if text.contains(&**part)) {
-                    sets.add(slots);
+                let Scalar::Text(text) = value else { break };
+                budget.spend(VALUE_WORK + text.len() as u64)?;
+                if finder.find(text.as_bytes()).is_some() {
+                    sets.add(slots, budget)?;
                 }
             }
         }
-        sets.finish()
+        Ok(sets.finish())
     }
 
     /// Distinct scalars in their order; with `live`, only those that a live document has.
@@ -174,11 +187,18 @@ struct SetUnion {
 }
 
 impl SetUnion {
-    fn add(&mut self, slots: &Slots) {
+    fn add(&mut self, slots: &Slots, budget: &WorkBudget) -> Result<()> {
         match slots {
-            Slots::One(slot) => self.insert(*slot),
-            Slots::Many(slots) => slots.iter().for_each(|slot| self.insert(slot)),
+            Slots::One(slot) => {
+                budget.spend(VALUE_WORK)?;
+                self.insert(*slot);
+            }
+            Slots::Many(slots) => {
+                budget.spend(VALUE_WORK + slots.len())?;
+                slots.iter().for_each(|slot| self.insert(slot));
+            }
         }
+        Ok(())
     }
 
     fn insert(&mut self, slot: u32) {

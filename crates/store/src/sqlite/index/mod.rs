@@ -4,6 +4,7 @@
 //! its slot empty until the slots are renumbered; a replaced one keeps it. Snapshots share whatever
 //! did not change between them, so that the next one costs about as much as the write itself.
 
+pub(crate) mod budget;
 pub(crate) mod bytes;
 pub(crate) mod chunked;
 pub(crate) mod codes;
@@ -26,6 +27,7 @@ use roaring::RoaringBitmap;
 use serde_json::Value;
 
 use crate::error::Result;
+use budget::WorkBudget;
 use chunked::Chunked;
 use fields::Fields;
 use keyword::KeywordIndex;
@@ -130,12 +132,12 @@ impl Snapshot {
         self.dimensions
     }
 
-    pub(crate) fn matching(&self, filter: &Filter) -> Cow<'_, RoaringBitmap> {
-        let found = filter::matching(filter, &self.fields, &self.live);
-        match self.stale {
+    pub(crate) fn matching(&self, filter: &Filter, budget: &WorkBudget) -> Result<Cow<'_, RoaringBitmap>> {
+        let found = filter::matching(filter, &self.fields, &self.live, budget)?;
+        Ok(match self.stale {
             0 => found,
             _ => Cow::Owned(found.as_ref() & &*self.live),
-        }
+        })
     }
 
     pub(crate) fn live(&self) -> &RoaringBitmap {
@@ -154,6 +156,22 @@ impl Snapshot {
     pub(crate) fn slot(&self, rowid: i64) -> Option<u32> {
         let slot = self.rowids.find(&rowid)? as u32;
         self.live.contains(slot).then_some(slot)
+    }
+
+    /// The slots of these documents, given in ascending order; `None` if one of them does not exist.
+    pub(crate) fn slots_of(&self, rowids: &[i64]) -> Option<RoaringBitmap> {
+        let mut wanted = rowids.iter().peekable();
+        let mut slots = Vec::with_capacity(rowids.len());
+        for (slot, rowid) in self.rowids.iter().enumerate() {
+            if wanted.next_if(|wanted| **wanted == rowid).is_some() {
+                slots.push(slot as u32);
+            }
+            if wanted.peek().is_none() {
+                break;
+            }
+        }
+        let slots = RoaringBitmap::from_sorted_iter(slots).ok()?;
+        (slots.len() == rowids.len() as u64 && slots.is_subset(&self.live)).then_some(slots)
     }
 
     /// Adds a document whose row is newer than all others.

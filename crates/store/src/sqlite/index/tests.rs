@@ -1,14 +1,18 @@
 //! Snapshots that grew by many changes against what a fresh look at the documents says.
 
+use std::sync::Arc;
+
 use ragstone_core::analysis::{QueryTerm, analyze_document, analyze_query};
 use ragstone_core::vector::normalise;
 use ragstone_core::{Filter, Metadata};
 use roaring::RoaringBitmap;
 use serde_json::json;
 
+use super::budget::WorkBudget;
 use super::dense::{Candidates, Neighbour, nearest};
 use super::kernel::dot;
 use super::{Indexed, Snapshot};
+use crate::error::Error;
 use crate::sqlite::terms::encode;
 
 struct Noise(u64);
@@ -70,6 +74,10 @@ fn entry(noise: &mut Noise, rowid: i64) -> Entry {
     }
 }
 
+fn matching<'a>(snapshot: &'a Snapshot, filter: &Filter) -> std::borrow::Cow<'a, RoaringBitmap> {
+    snapshot.matching(filter, &WorkBudget::uncancelled()).unwrap()
+}
+
 fn check(snapshot: &Snapshot, entries: &[Entry], noise: &mut Noise) {
     let fresh = check_search(snapshot, entries, noise);
     assert_eq!(*snapshot.fields(), renumbered_fields(&fresh, snapshot));
@@ -87,7 +95,7 @@ fn check_search(snapshot: &Snapshot, entries: &[Entry], noise: &mut Noise) -> Sn
     assert_eq!(snapshot.count(), entries.len() as u64);
     let tenth = noise.below(10);
     let filter = Filter::parse(&json!({"tenth": tenth})).unwrap();
-    let slots = snapshot.matching(&filter);
+    let slots = matching(snapshot, &filter);
     let rowids: Vec<i64> = slots.iter().map(|slot| snapshot.rowid(slot).unwrap()).collect();
     let expected: Vec<&Entry> = entries.iter().filter(|e| e.number % 10 == tenth).collect();
     assert!(rowids.iter().eq(expected.iter().map(|e| &e.rowid)));
@@ -110,8 +118,8 @@ fn check_search(snapshot: &Snapshot, entries: &[Entry], noise: &mut Noise) -> Sn
     };
     for filter in [Filter::everything(), filter] {
         assert_eq!(
-            ranked(snapshot, &snapshot.matching(&filter)),
-            ranked(&fresh, &fresh.matching(&filter))
+            ranked(snapshot, &matching(snapshot, &filter)),
+            ranked(&fresh, &matching(&fresh, &filter))
         );
     }
     fresh
@@ -244,7 +252,7 @@ fn the_scan_of_codes_finds_what_brute_force_finds() {
         json!({"own": "value 7"}),
     ];
     for filter in filters {
-        let slots = snapshot.matching(&Filter::parse(&filter).unwrap());
+        let slots = matching(&snapshot, &Filter::parse(&filter).unwrap());
         let candidates = Candidates {
             slots: &slots,
             total: snapshot.slots(),
@@ -293,7 +301,7 @@ fn the_nearest_of_vectors_without_pattern_are_found() {
             snapshot.insert(rowid, &row.vector, row.indexed());
         }
         snapshot.seal().unwrap();
-        let slots = snapshot.matching(&Filter::default());
+        let slots = matching(&snapshot, &Filter::default());
         let candidates = Candidates {
             slots: &slots,
             total: snapshot.slots(),
@@ -326,7 +334,7 @@ fn a_query_of_unknown_words_finds_nothing() {
     };
     snapshot.insert(1, &row.vector, row.indexed());
     snapshot.seal().unwrap();
-    let everything = snapshot.matching(&Filter::everything()).into_owned();
+    let everything = matching(&snapshot, &Filter::everything()).into_owned();
     let term = |text: &str| QueryTerm {
         text: text.into(),
         weight: 1.0,
@@ -344,4 +352,30 @@ fn a_query_of_unknown_words_finds_nothing() {
         snapshot.keyword().search(&[term("wing")], &everything, 10).len(),
         1
     );
+}
+
+#[test]
+fn a_filter_ends_when_it_is_too_expensive_or_nobody_waits_for_it() {
+    let mut snapshot = Snapshot::default();
+    for rowid in 0..20_000 {
+        let row = Entry {
+            rowid,
+            text: String::new(),
+            number: rowid as usize,
+            vector: vec![1.0],
+        };
+        snapshot.insert(rowid, &row.vector, row.indexed());
+    }
+    snapshot.seal().unwrap();
+    // More conditions than a request may have, so that few documents are enough.
+    let any = |conditions: usize| {
+        let condition = |n| Filter::parse(&json!({"own": {"$contains": format!("e 9{n}")}})).unwrap();
+        Filter::Any((0..conditions).map(condition).collect())
+    };
+    assert!(matching(&snapshot, &any(20)).len() > 1000);
+    let outcome = snapshot.matching(&any(5000), &WorkBudget::uncancelled());
+    assert!(matches!(outcome, Err(Error::ExpensiveFilter)));
+    let gone = Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let outcome = snapshot.matching(&any(20), &WorkBudget::new(gone));
+    assert!(matches!(outcome, Err(Error::Cancelled)));
 }

@@ -9,6 +9,7 @@ use rusqlite::{OptionalExtension, params};
 use super::transaction::{Change, Transaction};
 use crate::error::{Error, Result};
 use crate::sqlite::index::Indexed;
+use crate::sqlite::index::budget::WorkBudget;
 use crate::sqlite::schema::vector_table;
 use crate::sqlite::terms::encode;
 
@@ -229,7 +230,7 @@ impl Transaction<'_> {
                 Ok(rowids)
             }
             Selection::Matching(filter) => {
-                let slots = snapshot.matching(&filter);
+                let slots = snapshot.matching(&filter, &WorkBudget::uncancelled())?;
                 Ok(slots.iter().filter_map(|slot| snapshot.rowid(slot)).collect())
             }
         }

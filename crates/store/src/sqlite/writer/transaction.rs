@@ -4,7 +4,6 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use ragstone_core::{CollectionName, Metadata};
-use roaring::RoaringBitmap;
 use rusqlite::{Connection, OptionalExtension};
 
 use crate::error::{Error, Result};
@@ -336,8 +335,9 @@ fn apply(snapshot: &mut Snapshot, change: Change) -> Result<()> {
         } => snapshot.replace(slot_of(snapshot, rowid)?, &vector, &old, new)?,
         Change::Remove { rowid, old } => snapshot.remove(slot_of(snapshot, rowid)?, &old)?,
         Change::RemoveMany { rowids } => {
-            let slots = rowids.iter().map(|rowid| slot_of(snapshot, *rowid));
-            let slots = slots.collect::<Result<RoaringBitmap>>()?;
+            let slots = snapshot
+                .slots_of(&rowids)
+                .ok_or_else(|| Error::Damaged("a deleted row is not in memory".into()))?;
             snapshot.remove_many(&slots);
         }
         Change::Forget { rowid, metadata } => snapshot.forget(rowid, &metadata),
