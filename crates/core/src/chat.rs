@@ -46,7 +46,7 @@ pub struct ChatRequest {
     /// Every other field of the request.
     options: Metadata,
     /// The same as the caller wrote them, in that order.
-    sent: Vec<(String, Sent)>,
+    sent: Vec<(String, RawField)>,
 }
 
 /// One message: a JSON object with a `role`.
@@ -54,14 +54,14 @@ pub struct ChatRequest {
 pub struct Message {
     fields: Metadata,
     /// As the caller wrote it, unless it was changed here.
-    sent: Option<Sent>,
+    sent: Option<RawField>,
 }
 
 /// JSON to the letter: the order of keys and the digits of numbers mean something to some providers.
 #[derive(Debug, Clone)]
-struct Sent(Box<RawValue>);
+struct RawField(Box<RawValue>);
 
-impl PartialEq for Sent {
+impl PartialEq for RawField {
     fn eq(&self, other: &Self) -> bool {
         self.0.get() == other.0.get()
     }
@@ -73,9 +73,9 @@ pub struct SentFields(Vec<(String, Box<RawValue>)>);
 
 impl<'de> Deserialize<'de> for SentFields {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Fields;
+        struct SentFieldsVisitor;
 
-        impl<'de> Visitor<'de> for Fields {
+        impl<'de> Visitor<'de> for SentFieldsVisitor {
             type Value = SentFields;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -95,7 +95,7 @@ impl<'de> Deserialize<'de> for SentFields {
             }
         }
 
-        deserializer.deserialize_map(Fields)
+        deserializer.deserialize_map(SentFieldsVisitor)
     }
 }
 
@@ -119,13 +119,13 @@ impl ChatRequest {
             match name.as_str() {
                 "messages" => messages = serde_json::from_str(text.get()).unwrap_or_default(),
                 "model" => {}
-                _ => sent.push((name, Sent(text))),
+                _ => sent.push((name, RawField(text))),
             }
         }
         let mut request = Self::from_json(body)?;
         request.sent = sent;
         for (message, text) in request.messages.iter_mut().zip(messages) {
-            message.sent = Some(Sent(text));
+            message.sent = Some(RawField(text));
         }
         Ok(request)
     }

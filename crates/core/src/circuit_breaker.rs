@@ -23,11 +23,11 @@ pub struct CircuitBreaker {
 struct Circuit {
     /// Consecutive failures since the last success.
     failures: u32,
-    state: State,
+    state: BreakerState,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum State {
+enum BreakerState {
     Closed,
     Open {
         until: Instant,
@@ -47,7 +47,7 @@ impl CircuitBreaker {
             max_failures: max_failures.max(1),
             circuit: Mutex::new(Circuit {
                 failures: 0,
-                state: State::Closed,
+                state: BreakerState::Closed,
             }),
         }
     }
@@ -56,17 +56,17 @@ impl CircuitBreaker {
     pub fn enter(&self, now: Instant) -> Result<Permit<'_>, Duration> {
         let mut circuit = self.lock();
         match circuit.state {
-            State::Closed => Ok(self.permit(Role::Ordinary, now)),
-            State::Open { until, cooldown } | State::Probing { until, cooldown } => {
+            BreakerState::Closed => Ok(self.permit(CallRole::Ordinary, now)),
+            BreakerState::Open { until, cooldown } | BreakerState::Probing { until, cooldown } => {
                 let left = until.saturating_duration_since(now);
                 if !left.is_zero() {
                     return Err(left);
                 }
-                circuit.state = State::Probing {
+                circuit.state = BreakerState::Probing {
                     until: after(now, cooldown),
                     cooldown,
                 };
-                Ok(self.permit(Role::Probe, now))
+                Ok(self.permit(CallRole::Probe, now))
             }
         }
     }
@@ -74,14 +74,14 @@ impl CircuitBreaker {
     /// Lets a call pass in any state, such as a health check. Its failure counts as any other; its
     /// success only ends the cooldown early, so that the next call becomes the probe.
     pub fn enter_anyway(&self, now: Instant) -> Permit<'_> {
-        self.permit(Role::Forced, now)
+        self.permit(CallRole::Forced, now)
     }
 
     /// Time until a call may pass; `None` if it may pass now.
     pub fn retry_after(&self, now: Instant) -> Option<Duration> {
         match self.lock().state {
-            State::Closed => None,
-            State::Open { until, .. } | State::Probing { until, .. } => {
+            BreakerState::Closed => None,
+            BreakerState::Open { until, .. } | BreakerState::Probing { until, .. } => {
                 Some(until.saturating_duration_since(now)).filter(|left| !left.is_zero())
             }
         }
@@ -94,12 +94,12 @@ impl CircuitBreaker {
 
     /// Keeps an open circuit open for at least `wait`, because the service asked for it.
     pub fn stay_open(&self, now: Instant, wait: Duration) {
-        if let State::Open { until, .. } = &mut self.lock().state {
+        if let BreakerState::Open { until, .. } = &mut self.lock().state {
             *until = (*until).max(after(now, wait));
         }
     }
 
-    fn permit(&self, role: Role, entered: Instant) -> Permit<'_> {
+    fn permit(&self, role: CallRole, entered: Instant) -> Permit<'_> {
         Permit {
             breaker: self,
             role,
@@ -114,7 +114,7 @@ impl CircuitBreaker {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Role {
+enum CallRole {
     Ordinary,
     Probe,
     Forced,
@@ -125,7 +125,7 @@ enum Role {
 #[derive(Debug)]
 pub struct Permit<'a> {
     breaker: &'a CircuitBreaker,
-    role: Role,
+    role: CallRole,
     entered: Instant,
     reported: bool,
 }
@@ -135,14 +135,14 @@ impl Permit<'_> {
         self.reported = true;
         let mut circuit = self.breaker.lock();
         match (self.role, circuit.state) {
-            (Role::Probe, _) | (Role::Ordinary, State::Closed) => {
+            (CallRole::Probe, _) | (CallRole::Ordinary, BreakerState::Closed) => {
                 circuit.failures = 0;
-                circuit.state = State::Closed;
+                circuit.state = BreakerState::Closed;
             }
-            (Role::Forced, State::Open { cooldown, .. }) => {
-                circuit.state = State::Open { until: now, cooldown };
+            (CallRole::Forced, BreakerState::Open { cooldown, .. }) => {
+                circuit.state = BreakerState::Open { until: now, cooldown };
             }
-            (Role::Ordinary | Role::Forced, _) => {}
+            (CallRole::Ordinary | CallRole::Forced, _) => {}
         }
     }
 
@@ -151,13 +151,13 @@ impl Permit<'_> {
         self.reported = true;
         let mut circuit = self.breaker.lock();
         match circuit.state {
-            State::Closed => {}
-            State::Probing { .. } if self.role == Role::Probe => {}
-            State::Open { .. } | State::Probing { .. } => return,
+            BreakerState::Closed => {}
+            BreakerState::Probing { .. } if self.role == CallRole::Probe => {}
+            BreakerState::Open { .. } | BreakerState::Probing { .. } => return,
         }
         circuit.failures = circuit.failures.saturating_add(1);
         if circuit.failures >= self.breaker.max_failures {
-            circuit.state = State::Open {
+            circuit.state = BreakerState::Open {
                 until: after(now, cooldown),
                 cooldown,
             };
@@ -167,12 +167,12 @@ impl Permit<'_> {
 
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
-        if self.reported || self.role != Role::Probe {
+        if self.reported || self.role != CallRole::Probe {
             return;
         }
         let mut circuit = self.breaker.lock();
-        if let State::Probing { cooldown, .. } = circuit.state {
-            circuit.state = State::Open {
+        if let BreakerState::Probing { cooldown, .. } = circuit.state {
+            circuit.state = BreakerState::Open {
                 until: self.entered,
                 cooldown,
             };

@@ -173,9 +173,9 @@ pub fn check_documents(raw: Vec<RawDocument>) -> Result<Vec<NewDocument>, Invali
 
 impl<'de> Deserialize<'de> for RawDocument {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Fields;
+        struct DocumentVisitor;
 
-        impl<'de> Visitor<'de> for Fields {
+        impl<'de> Visitor<'de> for DocumentVisitor {
             type Value = RawDocument;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -199,7 +199,7 @@ impl<'de> Deserialize<'de> for RawDocument {
             }
         }
 
-        deserializer.deserialize_map(Fields)
+        deserializer.deserialize_map(DocumentVisitor)
     }
 }
 
@@ -214,9 +214,9 @@ enum RawEmbedding {
 
 impl<'de> Deserialize<'de> for RawEmbedding {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Numbers;
+        struct VectorVisitor;
 
-        impl<'de> Visitor<'de> for Numbers {
+        impl<'de> Visitor<'de> for VectorVisitor {
             type Value = RawEmbedding;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -270,7 +270,7 @@ impl<'de> Deserialize<'de> for RawEmbedding {
             }
         }
 
-        deserializer.deserialize_any(Numbers)
+        deserializer.deserialize_any(VectorVisitor)
     }
 }
 
@@ -279,9 +279,9 @@ struct MaybeNumber(Option<f32>);
 
 impl<'de> Deserialize<'de> for MaybeNumber {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Number;
+        struct NumberVisitor;
 
-        impl<'de> Visitor<'de> for Number {
+        impl<'de> Visitor<'de> for NumberVisitor {
             type Value = MaybeNumber;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -323,7 +323,7 @@ impl<'de> Deserialize<'de> for MaybeNumber {
             }
         }
 
-        deserializer.deserialize_any(Number)
+        deserializer.deserialize_any(NumberVisitor)
     }
 }
 

@@ -162,7 +162,7 @@ const SURER_AT_BEST: f64 = 6.0;
 
 /// The rankings of one wording of a question, of which there are several and one is right.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Wording<K> {
+pub struct ScoredWording<K> {
     /// Distinct keys with their cosines, or with any number that grows with them by as much.
     pub by_meaning: Vec<(K, f64)>,
     pub by_word: Vec<(K, f64)>,
@@ -182,7 +182,7 @@ pub struct Wording<K> {
 /// wording that singles out a document outweighs one that finds many alike, and what leads in one is
 /// not beaten by what is second in all. How likely each wording is the right one is said with it, and
 /// judged once more by what it found.
-pub fn mix_wordings<K: Clone + Ord + std::hash::Hash>(wordings: &[Wording<K>]) -> Vec<(K, f64)> {
+pub fn mix_wordings<K: Clone + Ord + std::hash::Hash>(wordings: &[ScoredWording<K>]) -> Vec<(K, f64)> {
     // Ordered, so that the rounding of sums does not depend on chance.
     let mut mixture: std::collections::BTreeMap<K, f64> = wordings
         .iter()
@@ -207,7 +207,7 @@ pub fn mix_wordings<K: Clone + Ord + std::hash::Hash>(wordings: &[Wording<K>]) -
 
 /// How likely each key is by one wording; they add up to 1.
 fn distribution<'a, K: Clone + Ord + std::hash::Hash + 'a>(
-    wording: &Wording<K>,
+    wording: &ScoredWording<K>,
     keys: impl Iterator<Item = &'a K>,
 ) -> Vec<f64> {
     let sureness = sureness(wording);
@@ -232,7 +232,7 @@ const WITHOUT_REASON: f64 = 1.0;
 /// A message that continues a topic fits the documents of the topic better than others; one that opens
 /// a subject fits others better, and may single one out. So what was found says how likely each topic
 /// is the right one, beside the message alone. Where no wording is a message alone, weights stay.
-fn weighed_by_what_was_found<K>(wordings: &[Wording<K>], distributions: &[Vec<f64>]) -> Vec<f64> {
+fn weighed_by_what_was_found<K>(wordings: &[ScoredWording<K>], distributions: &[Vec<f64>]) -> Vec<f64> {
     let mut weights: Vec<f64> = wordings.iter().map(|wording| wording.weight).collect();
     let Some(alone) = wordings.iter().position(|wording| wording.as_scored) else {
         return weights;
@@ -259,7 +259,9 @@ fn weighed_by_what_was_found<K>(wordings: &[Wording<K>], distributions: &[Vec<f6
 }
 
 /// The logarithm of how much likelier each hit is than one that is worth nothing.
-fn sureness<K: Clone + Ord + std::hash::Hash>(wording: &Wording<K>) -> std::collections::HashMap<K, f64> {
+fn sureness<K: Clone + Ord + std::hash::Hash>(
+    wording: &ScoredWording<K>,
+) -> std::collections::HashMap<K, f64> {
     let mut sums = std::collections::HashMap::new();
     for (hits, zero, per_score) in [
         (&wording.by_meaning, Zero::LastHit, Some(SURER_PER_COSINE)),
@@ -354,8 +356,8 @@ mod tests {
         assert_eq!(fused, [(1, 1.0), (2, 1.0), (3, 0.0), (4, 0.0), (5, 0.0)]);
     }
 
-    fn wording(by_meaning: &[(i32, f64)], weight: f64, as_scored: bool) -> Wording<i32> {
-        Wording {
+    fn wording(by_meaning: &[(i32, f64)], weight: f64, as_scored: bool) -> ScoredWording<i32> {
+        ScoredWording {
             by_meaning: by_meaning.to_vec(),
             by_word: Vec::new(),
             by_place: Vec::new(),
@@ -420,7 +422,7 @@ mod tests {
     fn odd_scores_do_a_mixture_no_harm() {
         assert_eq!(mix_wordings::<i32>(&[]), []);
         for as_scored in [true, false] {
-            let odd = Wording {
+            let odd = ScoredWording {
                 by_word: vec![(4, f64::INFINITY), (5, 1e300), (1, 2.0)],
                 by_place: vec![(6, 0.0), (7, -1.0)],
                 ..wording(&[(1, f64::NAN), (2, 0.3), (3, 0.3)], 1.0, as_scored)

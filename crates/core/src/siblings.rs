@@ -59,12 +59,12 @@ impl Expand {
 /// Where a document stands among its siblings. Ingested chunks know their source and their place in
 /// it; others are equal, and stay in the order they were added.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Standing {
+pub struct DocumentPosition {
     source: Option<String>,
     position: Option<i64>,
 }
 
-impl Standing {
+impl DocumentPosition {
     pub fn of(metadata: &Metadata) -> Self {
         Self {
             source: metadata.get("source").and_then(Value::as_str).map(str::to_owned),
@@ -131,8 +131,8 @@ impl<'a> Gathering<'a> {
         let place = section.iter().position(|member| member.id == hit.id);
         let place = place.unwrap_or_else(|| {
             // It went meanwhile, or the section was too large to be had whole.
-            let standing = Standing::of(&hit.metadata);
-            let place = section.partition_point(|member| Standing::of(&member.metadata) <= standing);
+            let standing = DocumentPosition::of(&hit.metadata);
+            let place = section.partition_point(|member| DocumentPosition::of(&member.metadata) <= standing);
             section.insert(place, Arc::new(hit.clone()));
             place
         });
@@ -159,7 +159,7 @@ impl<'a> Gathering<'a> {
 /// Puts the members of a section, which come in the order of insertion, into document order.
 pub fn in_document_order(members: Vec<Document>) -> Vec<Arc<Document>> {
     let mut members: Vec<Arc<Document>> = members.into_iter().map(Arc::new).collect();
-    members.sort_by_cached_key(|member| Standing::of(&member.metadata));
+    members.sort_by_cached_key(|member| DocumentPosition::of(&member.metadata));
     members
 }
 

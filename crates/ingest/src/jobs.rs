@@ -23,13 +23,13 @@ use ragstone_core::records::{Expect, Record, RecordRange};
 use ragstone_core::storage::StorageError;
 use tokio::sync::{Notify, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use crate::{Content, Earlier, IngestTarget, Ingestion, InputOptions, Kind, Progress, Report};
+use crate::{Content, Earlier, FileKind, IngestTarget, Ingestion, InputOptions, Progress, Report};
 use ragstone_core::backend::BackendError;
 use ragstone_lease::now;
 
-use stored::{ItemRecord, Items, JobRecord, KIND, Stored};
+use stored::{ItemRecord, Items, JobRecord, KIND, StoredJob};
 pub use stored::{Job, JobState};
-pub use worker::Worker;
+pub use worker::JobWorker;
 
 const MAX_SOURCE_BYTES: usize = 1024;
 /// The most jobs on one page of the list.
@@ -70,7 +70,7 @@ pub struct NewJob {
 pub struct NewItem {
     pub source: String,
     /// Absent for files that cannot be read, which the job reports.
-    pub kind: Option<Kind>,
+    pub kind: Option<FileKind>,
     pub bytes: Vec<u8>,
     /// Set for some rows of a larger file, whose other rows come with other requests.
     pub partial: Option<Earlier>,
@@ -83,7 +83,7 @@ pub struct Jobs {
     /// Unfinished jobs at once.
     max_open: u64,
     max_open_bytes: u64,
-    shared: Arc<Shared>,
+    shared: Arc<JobQueue>,
 }
 
 /// One page of the list, newest first.
@@ -95,10 +95,10 @@ pub struct JobPage {
 }
 
 #[derive(Default)]
-struct Shared {
+struct JobQueue {
     /// A job may be due.
     wake: Notify,
-    running: Mutex<HashMap<String, Running>>,
+    running: Mutex<HashMap<String, RunningJob>>,
     isolation: Isolation,
 }
 
@@ -107,24 +107,24 @@ struct Shared {
 #[derive(Default)]
 struct Isolation(RwLock<()>);
 
-enum Turn<'a> {
+enum IsolationGuard<'a> {
     Shared(#[allow(dead_code, reason = "held until it is dropped")] RwLockReadGuard<'a, ()>),
     Alone(#[allow(dead_code, reason = "held until it is dropped")] RwLockWriteGuard<'a, ()>),
 }
 
 impl Isolation {
-    async fn enter(&self, alone: bool) -> Turn<'_> {
+    async fn enter(&self, alone: bool) -> IsolationGuard<'_> {
         if alone {
-            Turn::Alone(self.0.write().await)
+            IsolationGuard::Alone(self.0.write().await)
         } else {
-            Turn::Shared(self.0.read().await)
+            IsolationGuard::Shared(self.0.read().await)
         }
     }
 }
 
 /// A job that this process works on.
 #[derive(Clone)]
-struct Running {
+struct RunningJob {
     /// The report before the present group.
     before: Report,
     progress: Arc<Progress>,
@@ -236,7 +236,7 @@ impl Jobs {
         let next = found.last().filter(|_| !is_last).map(|last| last.key.clone());
         let jobs = found
             .iter()
-            .filter_map(Stored::read)
+            .filter_map(StoredJob::read)
             .map(|stored| self.with_progress(stored.record.view(&stored.id)))
             .collect();
         Ok(JobPage { jobs, next })
@@ -264,7 +264,7 @@ impl Jobs {
     }
 
     /// Waits until the worker of a cancelled job has stopped, and stores its last report.
-    async fn settle(&self, stored: &mut Stored, running: &Running) -> Result<(), StorageError> {
+    async fn settle(&self, stored: &mut StoredJob, running: &RunningJob) -> Result<(), StorageError> {
         for _ in 0..100 {
             if self.running(&stored.id).is_none() {
                 break;
@@ -288,20 +288,20 @@ impl Jobs {
     }
 
     /// The worker that serves this queue. One per process is enough.
-    pub fn worker(&self) -> Worker {
-        Worker::new(self.clone())
+    pub fn worker(&self) -> JobWorker {
+        JobWorker::new(self.clone())
     }
 
-    async fn load(&self, id: &str) -> Result<Option<Stored>, StorageError> {
+    async fn load(&self, id: &str) -> Result<Option<StoredJob>, StorageError> {
         let found = self.ingestion.records.get(KIND, &[id.to_owned()]).await?;
-        Ok(found.first().and_then(Stored::read))
+        Ok(found.first().and_then(StoredJob::read))
     }
 
     /// Stores the final state of a job and deletes its documents. `false` if somebody else changed the
     /// job first.
     async fn end(
         &self,
-        stored: &mut Stored,
+        stored: &mut StoredJob,
         state: JobState,
         error: Option<String>,
     ) -> Result<bool, StorageError> {
@@ -318,11 +318,11 @@ impl Jobs {
         Ok(true)
     }
 
-    async fn items(&self, stored: &Stored) -> Result<Items, StorageError> {
+    async fn items(&self, stored: &StoredJob) -> Result<Items, StorageError> {
         Items::of(stored, &*self.ingestion.records).await
     }
 
-    async fn drop_items(&self, stored: &Stored) -> Result<(), StorageError> {
+    async fn drop_items(&self, stored: &StoredJob) -> Result<(), StorageError> {
         let gone = self.items(stored).await?.delete();
         self.ingestion.records.apply(gone).await.map(|_| ())
     }
@@ -342,7 +342,7 @@ impl Jobs {
         let now = now();
         if let Some(record) = self.first_open(collection).await?
             && record.run_at.is_none_or(|run_at| run_at > now)
-            && let Some(next) = Stored::read(&record)
+            && let Some(next) = StoredJob::read(&record)
             && next.record.state == JobState::Queued
         {
             let change = next
@@ -354,7 +354,7 @@ impl Jobs {
         Ok(())
     }
 
-    fn running(&self, id: &str) -> Option<Running> {
+    fn running(&self, id: &str) -> Option<RunningJob> {
         self.shared
             .running
             .lock()
@@ -394,7 +394,7 @@ fn check_items(items: &[NewItem]) -> Result<(), InvalidInput> {
         if !sources.insert(&item.source) {
             return Err(at("its name is that of an earlier document"));
         }
-        if item.partial.is_some() && !item.kind.is_some_and(Kind::is_rows) {
+        if item.partial.is_some() && !item.kind.is_some_and(FileKind::is_rows) {
             return Err(at("only JSONL and CSV can come in parts"));
         }
     }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum FileKind {
     Markdown,
     Html,
     Plain,
@@ -79,7 +79,7 @@ const NOT_TEXT: [&str; 40] = [
     "zip",
 ];
 
-impl Kind {
+impl FileKind {
     /// `None` for a file that is known not to be text. Unknown and missing extensions mean plain text.
     pub fn of_path(path: &Path) -> Option<Self> {
         let extension = path
@@ -155,25 +155,25 @@ mod tests {
     #[test]
     fn names_and_media_types_decide_the_kind() {
         for (path, kind) in [
-            ("a/README.MD", Some(Kind::Markdown)),
-            ("page.mdx", Some(Kind::Markdown)),
-            ("x.htm", Some(Kind::Html)),
-            ("x.pdf", Some(Kind::Pdf)),
-            ("x.tsv", Some(Kind::Csv)),
-            ("x.ndjson", Some(Kind::JsonLines)),
-            ("main.rs", Some(Kind::Code)),
-            ("LICENSE", Some(Kind::Plain)),
-            ("x.log", Some(Kind::Plain)),
+            ("a/README.MD", Some(FileKind::Markdown)),
+            ("page.mdx", Some(FileKind::Markdown)),
+            ("x.htm", Some(FileKind::Html)),
+            ("x.pdf", Some(FileKind::Pdf)),
+            ("x.tsv", Some(FileKind::Csv)),
+            ("x.ndjson", Some(FileKind::JsonLines)),
+            ("main.rs", Some(FileKind::Code)),
+            ("LICENSE", Some(FileKind::Plain)),
+            ("x.log", Some(FileKind::Plain)),
             ("x.png", None),
         ] {
-            assert_eq!(Kind::of_path(Path::new(path)), kind, "{path}");
+            assert_eq!(FileKind::of_path(Path::new(path)), kind, "{path}");
         }
         assert_eq!(
-            Kind::of_media_type("text/markdown; charset=utf-8"),
-            Some(Kind::Markdown)
+            FileKind::of_media_type("text/markdown; charset=utf-8"),
+            Some(FileKind::Markdown)
         );
-        assert_eq!(Kind::of_media_type("text/x-rust"), Some(Kind::Code));
-        assert_eq!(Kind::of_media_type("application/octet-stream"), None);
+        assert_eq!(FileKind::of_media_type("text/x-rust"), Some(FileKind::Code));
+        assert_eq!(FileKind::of_media_type("application/octet-stream"), None);
     }
 
     #[test]

@@ -28,7 +28,7 @@ const PRUNE_BATCH: usize = 1000;
 
 /// The owner of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scope<'a> {
+pub enum LedgerScope<'a> {
     /// A knowledge base of the embedding contract.
     KnowledgeBase(&'a str),
     /// Content that an external service embedded for us, by our knowledge base there. Separate from
@@ -38,7 +38,7 @@ pub enum Scope<'a> {
     Ingestion,
 }
 
-impl Scope<'_> {
+impl LedgerScope<'_> {
     /// The group of its records. Ingestion has none: it deletes its entries by their keys.
     fn group(self) -> String {
         match self {
@@ -54,11 +54,11 @@ impl Scope<'_> {
 pub struct LedgerKey(String);
 
 impl LedgerKey {
-    pub fn new(scope: Scope<'_>, content_hash: &str, model: &ModelIdentity) -> Self {
+    pub fn new(scope: LedgerScope<'_>, content_hash: &str, model: &ModelIdentity) -> Self {
         let (kind, owner) = match scope {
-            Scope::KnowledgeBase(id) => ("kb", id),
-            Scope::Service(id) => ("service", id),
-            Scope::Ingestion => ("ingestion", ""),
+            LedgerScope::KnowledgeBase(id) => ("kb", id),
+            LedgerScope::Service(id) => ("service", id),
+            LedgerScope::Ingestion => ("ingestion", ""),
         };
         let mut hash = Sha256::new();
         for part in [kind, owner, content_hash, &model.id, &model.version] {
@@ -76,7 +76,7 @@ impl LedgerKey {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub struct Entry {
+pub struct LedgerEntry {
     pub embedding_id: String,
     pub vector: Vec<f32>,
 }
@@ -107,12 +107,12 @@ impl InFlight {
 }
 
 /// The exclusive right to embed some content, until it is dropped.
-pub(crate) struct Turn {
+pub(crate) struct EmbeddingTurn {
     in_flight: Arc<InFlight>,
     keys: Vec<LedgerKey>,
 }
 
-impl Turn {
+impl EmbeddingTurn {
     pub(crate) fn has(&self, key: &LedgerKey) -> bool {
         self.keys.contains(key)
     }
@@ -125,7 +125,7 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for EmbeddingTurn {
     fn drop(&mut self) {
         self.in_flight.release(&self.keys);
     }
@@ -141,7 +141,7 @@ impl Ledger {
 
     /// Waits until none of this content is in flight, then takes the right to embed it. Others may have
     /// embedded it meanwhile, so look it up again. All keys are taken together, which avoids deadlocks.
-    pub(crate) async fn turn(&self, keys: Vec<LedgerKey>) -> Turn {
+    pub(crate) async fn turn(&self, keys: Vec<LedgerKey>) -> EmbeddingTurn {
         loop {
             let released = self.in_flight.released.notified();
             tokio::pin!(released);
@@ -152,7 +152,7 @@ impl Ledger {
                 let mut held = held.unwrap_or_else(PoisonError::into_inner);
                 if keys.iter().all(|key| !held.contains(key)) {
                     held.extend(keys.iter().cloned());
-                    return Turn {
+                    return EmbeddingTurn {
                         in_flight: Arc::clone(&self.in_flight),
                         keys,
                     };
@@ -163,19 +163,19 @@ impl Ledger {
     }
 
     /// Takes the right to embed the content that is not in flight, without waiting for the rest.
-    pub(crate) fn claim(&self, keys: &[LedgerKey]) -> Turn {
+    pub(crate) fn claim(&self, keys: &[LedgerKey]) -> EmbeddingTurn {
         let mut held = self.in_flight.keys.lock().unwrap_or_else(PoisonError::into_inner);
         let free = keys.iter().filter(|key| held.insert((*key).clone()));
         let keys = free.cloned().collect();
         drop(held);
-        Turn {
+        EmbeddingTurn {
             in_flight: Arc::clone(&self.in_flight),
             keys,
         }
     }
 
     /// The entries of those keys that have one.
-    pub async fn find(&self, keys: &[LedgerKey]) -> Result<HashMap<LedgerKey, Entry>, StorageError> {
+    pub async fn find(&self, keys: &[LedgerKey]) -> Result<HashMap<LedgerKey, LedgerEntry>, StorageError> {
         if keys.is_empty() {
             return Ok(HashMap::new());
         }
@@ -188,16 +188,16 @@ impl Ledger {
     }
 
     /// Writes new entries of ingestion; see [`Self::record_in`].
-    pub async fn record(&self, entries: Vec<(LedgerKey, Entry)>) -> Result<Vec<bool>, StorageError> {
-        self.record_in(Scope::Ingestion, entries).await
+    pub async fn record(&self, entries: Vec<(LedgerKey, LedgerEntry)>) -> Result<Vec<bool>, StorageError> {
+        self.record_in(LedgerScope::Ingestion, entries).await
     }
 
     /// Writes new entries, which are durable when this returns. Returns for each whether it was
     /// written; an entry that exists stays as it is.
     pub async fn record_in(
         &self,
-        scope: Scope<'_>,
-        entries: Vec<(LedgerKey, Entry)>,
+        scope: LedgerScope<'_>,
+        entries: Vec<(LedgerKey, LedgerEntry)>,
     ) -> Result<Vec<bool>, StorageError> {
         if entries.is_empty() {
             return Ok(Vec::new());
@@ -227,7 +227,7 @@ impl Ledger {
         let mut deleted = 0;
         loop {
             let range = RecordRange {
-                group: Some(Scope::KnowledgeBase(id).group()),
+                group: Some(LedgerScope::KnowledgeBase(id).group()),
                 limit: PRUNE_BATCH,
                 ..RecordRange::default()
             };
@@ -259,7 +259,7 @@ impl Ledger {
 }
 
 /// The id's length, the id, then the numbers, all little-endian.
-fn encode(entry: &Entry) -> Vec<u8> {
+fn encode(entry: &LedgerEntry) -> Vec<u8> {
     let id = entry.embedding_id.as_bytes();
     let length = u16::try_from(id.len()).unwrap_or(u16::MAX);
     let id = &id[..usize::from(length)];
@@ -271,7 +271,7 @@ fn encode(entry: &Entry) -> Vec<u8> {
 }
 
 /// `None` for damaged bytes: such content is embedded anew.
-fn decode(bytes: &[u8]) -> Option<Entry> {
+fn decode(bytes: &[u8]) -> Option<LedgerEntry> {
     let (length, rest) = bytes.split_first_chunk::<2>()?;
     let (id, numbers) = rest.split_at_checked(usize::from(u16::from_le_bytes(*length)))?;
     let (numbers, []) = numbers.as_chunks::<4>() else {
@@ -279,5 +279,5 @@ fn decode(bytes: &[u8]) -> Option<Entry> {
     };
     let vector: Vec<f32> = numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
     let embedding_id = String::from_utf8(id.to_vec()).ok()?;
-    (!vector.is_empty()).then_some(Entry { embedding_id, vector })
+    (!vector.is_empty()).then_some(LedgerEntry { embedding_id, vector })
 }

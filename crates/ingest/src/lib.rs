@@ -33,10 +33,10 @@ pub mod walk;
 mod tests;
 
 pub use chunk::{Chunk, Splitter};
-pub use kind::{Kind, UNKNOWN_TYPE};
+pub use kind::{FileKind, UNKNOWN_TYPE};
 pub use known::KnownFiles;
 pub use prepare::{Content, Earlier, FileRows, Input, InputOptions, ROWS_STAY, each_chunk};
 pub use prune::IngestedSource;
 pub use read::{DocumentReader, IsolatedReader, ReadOptions, Unreadable};
 pub use report::{Progress, Report};
-pub use run::{IngestTarget, Ingestion, Prepared, chunk_tokens};
+pub use run::{IngestTarget, Ingestion, PreparedTarget, chunk_tokens};

@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 pub use self::rows::{FileRows, ROWS_STAY};
 use self::rows::{MAX_REPEATED_BYTES, RowContent, RowKeys, replaced_fields, row_chunks};
 use super::chunk::{Chunk, DocumentInfo, Splitter, keys};
-use super::kind::Kind;
+use super::kind::FileKind;
 use super::manifest::{self, Manifest};
 use super::plan::{self, ChunkChange, ChunkPlan, Existing};
 use super::read::{self, DocumentReader, ReadOptions, Unreadable};
@@ -32,7 +32,7 @@ use super::rows::{MAX_METADATA_BYTES, metadata_bytes, rows as read_rows};
 /// A document, or a file of rows, to be ingested.
 pub struct Input {
     pub source: String,
-    pub kind: Kind,
+    pub kind: FileKind,
     pub content: Content,
     pub options: InputOptions,
 }
@@ -374,7 +374,7 @@ impl Preparation {
         self.steps.blocking_send(step).map_err(|_| Stop::Cancelled)
     }
 
-    fn fingerprint(&self, digest: &[u8], kind: Kind, options: &InputOptions) -> String {
+    fn fingerprint(&self, digest: &[u8], kind: FileKind, options: &InputOptions) -> String {
         manifest::fingerprint(digest, kind.name(), self.chunk_tokens, options)
     }
 

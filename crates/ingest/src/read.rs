@@ -14,7 +14,7 @@ use isolated::ReaderProcess;
 pub use isolated::{IsolatedReader, serve};
 use serde::{Deserialize, Serialize};
 
-use super::kind::Kind;
+use super::kind::FileKind;
 
 /// The reason that a document cannot be read, for the person who sent it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -90,16 +90,16 @@ impl DocumentReader {
     }
 
     /// Reads a document that is in memory. Rows are read by [`super::rows`].
-    pub fn read(&mut self, kind: Kind, bytes: Vec<u8>) -> Result<DocumentText, Unreadable> {
+    pub fn read(&mut self, kind: FileKind, bytes: Vec<u8>) -> Result<DocumentText, Unreadable> {
         check_size(bytes.len() as u64, &self.options)?;
         let body = match kind {
-            Kind::Markdown => TextBody::Markdown(without_data_uris(decode(&bytes)?)),
-            Kind::Plain | Kind::JsonLines | Kind::Csv => TextBody::Plain(decode(&bytes)?),
-            Kind::Code => TextBody::Code(decode(&bytes)?),
-            Kind::Pdf if !pdf::is_pdf(&bytes) => {
+            FileKind::Markdown => TextBody::Markdown(without_data_uris(decode(&bytes)?)),
+            FileKind::Plain | FileKind::JsonLines | FileKind::Csv => TextBody::Plain(decode(&bytes)?),
+            FileKind::Code => TextBody::Code(decode(&bytes)?),
+            FileKind::Pdf if !pdf::is_pdf(&bytes) => {
                 return Err(Unreadable::new("it does not begin like a PDF file"));
             }
-            Kind::Html | Kind::Pdf => {
+            FileKind::Html | FileKind::Pdf => {
                 let mut text = match &self.options.isolated {
                     Some(isolated) => isolated.read(&mut self.process, kind, bytes, &self.is_cancelled)?,
                     None => parse(kind, &bytes)?,
@@ -115,10 +115,10 @@ impl DocumentReader {
 }
 
 /// Parses HTML or PDF in this process.
-fn parse(kind: Kind, bytes: &[u8]) -> Result<DocumentText, Unreadable> {
+fn parse(kind: FileKind, bytes: &[u8]) -> Result<DocumentText, Unreadable> {
     match kind {
-        Kind::Pdf => pdf::parse(bytes),
-        Kind::Html => html::parse(bytes),
+        FileKind::Pdf => pdf::parse(bytes),
+        FileKind::Html => html::parse(bytes),
         other => Err(Unreadable::new(format!(
             "{} is not read in a process of its own",
             other.name()

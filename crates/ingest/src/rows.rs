@@ -10,7 +10,7 @@ use encoding_rs_io::DecodeReaderBytesBuilder;
 use ragstone_core::document::Metadata;
 use serde_json::Value;
 
-use super::kind::Kind;
+use super::kind::FileKind;
 use super::outline::DocType;
 use super::read::decode_row;
 
@@ -58,14 +58,14 @@ pub(super) type Rows = Box<dyn Iterator<Item = Result<SourceRow, BadRow>>>;
 /// Reads rows of the given kind, skipping blank lines. `types` are those of the columns of a CSV
 /// file, which are text where absent.
 pub(super) fn rows(
-    kind: Kind,
+    kind: FileKind,
     reader: impl Read + 'static,
     max_row_bytes: usize,
     types: Vec<ColumnType>,
 ) -> Rows {
     let reader = as_utf8(reader);
     match kind {
-        Kind::Csv => Box::new(CsvRows::new(reader, max_row_bytes, types)),
+        FileKind::Csv => Box::new(CsvRows::new(reader, max_row_bytes, types)),
         _ => Box::new(JsonLines {
             reader: BufReader::new(reader),
             line: 0,
@@ -534,7 +534,7 @@ fn parse_csv(
 mod tests {
     use super::*;
 
-    fn read(kind: Kind, bytes: &[u8], limit: usize) -> Vec<Result<SourceRow, BadRow>> {
+    fn read(kind: FileKind, bytes: &[u8], limit: usize) -> Vec<Result<SourceRow, BadRow>> {
         let file = || io::Cursor::new(bytes.to_vec());
         let types = column_types(file(), limit);
         rows(kind, file(), limit, types).collect()
@@ -546,7 +546,7 @@ mod tests {
                     a,30,1,true,01234,1,2024-01-02,99999999999999999999,\n\
                     b,-7,2.5,FALSE,50000,x,2024-01-03,1,\n\
                     c,,,,,,,,\n";
-        let rows = read(Kind::Csv, file.as_bytes(), 1000);
+        let rows = read(FileKind::Csv, file.as_bytes(), 1000);
         let metadata = |row: usize| Value::Object(rows[row].clone().unwrap().metadata);
         assert_eq!(
             metadata(0),
@@ -568,7 +568,7 @@ mod tests {
             "\u{feff}{{\"_id\":7,\"text\":\"a\",\"title\":\"T\",\"url\":\"u\",\"metadata\":{{\"n\":1}}}}\n\n\
              not json\n{long}\n[1]\n{{\"content\":\"b\"}}"
         );
-        let rows = read(Kind::JsonLines, file.as_bytes(), 100);
+        let rows = read(FileKind::JsonLines, file.as_bytes(), 100);
         let first = rows[0].clone().unwrap();
         assert_eq!(
             (first.id.as_deref(), first.title.as_deref()),
@@ -594,16 +594,16 @@ mod tests {
 
     #[test]
     fn cells_are_metadata_or_the_text() {
-        let rows = read(Kind::Csv, b"id;text;lang\n1;\"a;b\";en\n2;c\n", 1000);
+        let rows = read(FileKind::Csv, b"id;text;lang\n1;\"a;b\";en\n2;c\n", 1000);
         let (first, second) = (rows[0].clone().unwrap(), rows[1].clone().unwrap());
         assert_eq!((first.id.as_deref(), first.text.as_str()), (Some("1"), "a;b"));
         assert_eq!(first.metadata["lang"], "en");
         assert_eq!(second.text, "c");
-        let rows = read(Kind::Csv, b"id,text\n1,a,b\n2,c,\n", 1000);
+        let rows = read(FileKind::Csv, b"id,text\n1,a,b\n2,c,\n", 1000);
         let refused = rows[0].clone().unwrap_err().to_string();
         assert_eq!(refused, "line 2: it has 3 cells, and the header names only 2");
         assert_eq!(rows[1].clone().unwrap().text, "c");
-        let rows = read(Kind::Csv, b"name\tage\nAda\t36\n", 1000);
+        let rows = read(FileKind::Csv, b"name\tage\nAda\t36\n", 1000);
         assert_eq!(rows[0].clone().unwrap().text, "name: Ada\nage: 36");
         assert_eq!(rows[0].clone().unwrap().doc_type, DocType::Table);
     }
@@ -612,7 +612,7 @@ mod tests {
     fn a_quote_that_never_closes_is_ended_by_the_limit() {
         let mut file = b"text\n\"".to_vec();
         file.extend(std::iter::repeat_n(b'x', 1 << 20));
-        let rows = read(Kind::Csv, &file, 10_000);
+        let rows = read(FileKind::Csv, &file, 10_000);
         assert_eq!(rows.len(), 1);
         assert!(
             rows[0]
@@ -625,7 +625,7 @@ mod tests {
 
     #[test]
     fn rows_of_other_encodings_are_read_and_open_quotes_are_errors() {
-        let rows = read(Kind::Csv, b"id,text\n1,caf\xe9\n", 1000);
+        let rows = read(FileKind::Csv, b"id,text\n1,caf\xe9\n", 1000);
         assert_eq!(rows[0].clone().unwrap().text, "caf\u{e9}");
         let line = "{\"text\":\"h\u{e9}\"}\n".encode_utf16();
         let utf16: Vec<u8> = [0xff, 0xfe]
@@ -633,10 +633,10 @@ mod tests {
             .chain(line.flat_map(u16::to_le_bytes))
             .collect();
         assert_eq!(
-            read(Kind::JsonLines, &utf16, 1000)[0].clone().unwrap().text,
+            read(FileKind::JsonLines, &utf16, 1000)[0].clone().unwrap().text,
             "h\u{e9}"
         );
-        let rows = read(Kind::Csv, b"id,text\n1,a\n2,\"b\n3,c\n", 1000);
+        let rows = read(FileKind::Csv, b"id,text\n1,a\n2,\"b\n3,c\n", 1000);
         assert_eq!(
             rows[1].clone().unwrap_err().to_string(),
             "line 3: a quote in it is never closed"
@@ -652,12 +652,12 @@ mod tests {
             ("sep=;\r\na,b;text\r\nx;t\r\n", "a,b"),
             ("\u{feff}\"SEP=|\"\na,b,c|text\nx|t\n", "a,b,c"),
         ] {
-            let row = read(Kind::Csv, file.as_bytes(), 1000).remove(0).unwrap();
+            let row = read(FileKind::Csv, file.as_bytes(), 1000).remove(0).unwrap();
             assert_eq!(row.text, "t", "{file}");
             let names: Vec<&String> = row.metadata.keys().collect();
             assert_eq!(names, [metadata], "{file}");
         }
-        let rows = read(Kind::Csv, b"sep=;\ntext;b\nt;1\nt;2;3\n", 1000);
+        let rows = read(FileKind::Csv, b"sep=;\ntext;b\nt;1\nt;2;3\n", 1000);
         assert_eq!(rows[0].clone().unwrap().line, 3);
         assert_eq!(rows[1].clone().unwrap_err().line, 4);
     }
@@ -665,7 +665,7 @@ mod tests {
     #[test]
     fn every_column_has_a_name_of_its_own() {
         let file = b"note,,note,note_2,,text\n1,2,3,4,5,t\n";
-        let row = read(Kind::Csv, file, 1000).remove(0).unwrap();
+        let row = read(FileKind::Csv, file, 1000).remove(0).unwrap();
         assert_eq!(
             Value::Object(row.metadata),
             serde_json::json!({"note": 1, "column_2": 2, "note_3": 3, "note_2": 4, "column_5": 5})

@@ -30,7 +30,7 @@ use super::prepare::{FinishedSource, Input, PipelineStep, Preparation, Stop};
 use super::read::{DocumentReader, ReadOptions};
 use super::report::{ChunkCounts, Progress};
 use super::size::{self, TokenSizer};
-use crate::ledger::{Entry, Ledger, LedgerKey, Scope};
+use crate::ledger::{Ledger, LedgerEntry, LedgerKey, LedgerScope};
 use ragstone_core::backend::BackendError;
 use ragstone_core::error::InvalidInput;
 use ragstone_core::service::Service;
@@ -69,7 +69,7 @@ pub struct IngestTarget {
 }
 
 /// A run whose settings are checked.
-pub struct Prepared {
+pub struct PreparedTarget {
     embedder: Arc<dyn Embedder>,
     chunk_tokens: usize,
     collection: CollectionName,
@@ -77,12 +77,12 @@ pub struct Prepared {
 
 impl Ingestion {
     /// Checks that the collection, its model and the chunk size fit together.
-    pub async fn check(&self, target: &IngestTarget) -> Result<Prepared, BackendError> {
+    pub async fn check(&self, target: &IngestTarget) -> Result<PreparedTarget, BackendError> {
         let collection = self.service.store.collection(&target.collection).await?;
         let embedder = Arc::clone(self.service.models.for_collection(&collection)?);
         check_width(&collection, &embedder.info().identity)?;
         let chunk_tokens = chunk_tokens(embedder.as_ref(), target.chunk_tokens)?;
-        Ok(Prepared {
+        Ok(PreparedTarget {
             embedder,
             chunk_tokens,
             collection: target.collection.clone(),
@@ -93,7 +93,7 @@ impl Ingestion {
     /// the store or the model failed, and that the run can be repeated.
     pub async fn run(
         &self,
-        prepared: Prepared,
+        prepared: PreparedTarget,
         inputs: mpsc::Receiver<Input>,
         progress: Arc<Progress>,
     ) -> Result<(), BackendError> {
@@ -223,7 +223,7 @@ impl ChunkBatch {
 /// A batch whose new content is being embedded.
 struct EmbeddingBatch {
     batch: ChunkBatch,
-    known: HashMap<LedgerKey, Entry>,
+    known: HashMap<LedgerKey, LedgerEntry>,
     new: Vec<LedgerKey>,
     vectors: AbortOnDrop<Result<Vec<Option<Embedding>>, BackendError>>,
 }
@@ -280,7 +280,7 @@ async fn store_batches(
 
 impl IngestRun {
     fn key(&self, chunk: &Chunk) -> LedgerKey {
-        LedgerKey::new(Scope::Ingestion, &chunk.content_hash, &self.model)
+        LedgerKey::new(LedgerScope::Ingestion, &chunk.content_hash, &self.model)
     }
 
     /// Looks up known content and hands the rest to the model, each content once. Content that another
@@ -389,7 +389,7 @@ impl IngestRun {
         &self,
         batch: &ChunkBatch,
         tried: &[LedgerKey],
-        known: &mut HashMap<LedgerKey, Entry>,
+        known: &mut HashMap<LedgerKey, LedgerEntry>,
     ) -> Result<(), BackendError> {
         let mut missing: HashMap<LedgerKey, &str> = batch
             .chunks
@@ -485,7 +485,7 @@ impl IngestRun {
         }
         let keys = hashes
             .iter()
-            .map(|hash| LedgerKey::new(Scope::Ingestion, hash, &self.model));
+            .map(|hash| LedgerKey::new(LedgerScope::Ingestion, hash, &self.model));
         Ok(self.ledger.forget(keys.collect()).await?)
     }
 
@@ -524,9 +524,9 @@ impl IngestRun {
 }
 
 /// Ledger entries, without texts that the model refused.
-fn entries(keys: &[LedgerKey], vectors: &[Option<Embedding>]) -> Vec<(LedgerKey, Entry)> {
+fn entries(keys: &[LedgerKey], vectors: &[Option<Embedding>]) -> Vec<(LedgerKey, LedgerEntry)> {
     let entry = |(key, embedding): (&LedgerKey, &Option<Embedding>)| {
-        let entry = Entry {
+        let entry = LedgerEntry {
             embedding_id: key.embedding_id(),
             vector: embedding.as_ref()?.vector.clone(),
         };

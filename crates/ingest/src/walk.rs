@@ -8,7 +8,7 @@ use globset::{GlobBuilder, GlobMatcher, GlobSet, GlobSetBuilder};
 use ragstone_core::error::InvalidInput;
 
 use super::chunk::hex;
-use super::kind::Kind;
+use super::kind::FileKind;
 use super::read::{BINARY_WITHIN, is_binary};
 
 /// Ending of a file that holds metadata for the file it is named after: `a.pdf.metadata.json`.
@@ -22,7 +22,7 @@ pub struct SourceFile {
     /// Absolute path: the real path of the folder that was walked, joined with the path below it.
     pub origin: PathBuf,
     /// `None` for a type that cannot be read.
-    pub kind: Option<Kind>,
+    pub kind: Option<FileKind>,
     pub bytes: u64,
     /// Given as a path of its own, so that failing to read it is an error.
     pub named: bool,
@@ -260,9 +260,9 @@ fn is_generated(entry: &ignore::DirEntry) -> bool {
 }
 
 /// The kind of a file. A file in a folder whose name says nothing is skipped when it is binary.
-fn kind_of(path: &Path, named: bool) -> Option<Kind> {
-    let kind = Kind::of_path(path)?;
-    (named || Kind::is_stated(path) || !looks_binary(path)).then_some(kind)
+fn kind_of(path: &Path, named: bool) -> Option<FileKind> {
+    let kind = FileKind::of_path(path)?;
+    (named || FileKind::is_stated(path) || !looks_binary(path)).then_some(kind)
 }
 
 fn looks_binary(path: &Path) -> bool {

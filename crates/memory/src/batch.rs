@@ -11,11 +11,11 @@ use ragstone_core::records::{Applied, Expect, Millis, Record, RecordChange};
 use ragstone_core::storage::{DocumentBatch, StorageError, StoredDocument};
 use tokio::time::Instant;
 
-use super::buffer::Worker;
+use super::buffer::EmbedWorker;
 use super::circuit::{Attempt, Failed};
-use super::entry::Kind;
+use super::entry::MemoryKind;
 use super::removal;
-use super::stored::{FAILED, Stored, forget_note, note_key, vector_id};
+use super::stored::{EntryRecord, FAILED, forget_note, note_key, vector_id};
 use ragstone_lease::{Leased, millis, now};
 
 /// This part of the lease is reserved for storing vectors after the embedder has answered.
@@ -30,13 +30,13 @@ const REFUSED_DELAY_FACTOR: u32 = 24;
 pub(super) struct Claimed {
     key: String,
     version: u64,
-    stored: Stored,
+    stored: EntryRecord,
 }
 
 impl Claimed {
     /// A damaged record stays where it is, and is logged.
     pub(super) fn read(record: Record) -> Option<Self> {
-        match Stored::read(&record) {
+        match EntryRecord::read(&record) {
             Ok(stored) => Some(Self {
                 key: record.key,
                 version: record.version,
@@ -49,7 +49,7 @@ impl Claimed {
         }
     }
 
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> MemoryKind {
         self.stored.entry.kind()
     }
 }
@@ -66,7 +66,7 @@ impl Leased for Claimed {
 
 /// The reason why an entry has no vector yet.
 #[derive(Debug, Clone)]
-struct Failure {
+struct BatchFailure {
     message: String,
     cause: Cause,
 }
@@ -83,14 +83,14 @@ enum Cause {
 }
 
 #[derive(Default)]
-struct Outcome {
+struct BatchOutcome {
     vectors: Vec<(Claimed, Vec<f32>)>,
-    failures: Vec<(Claimed, Failure)>,
+    failures: Vec<(Claimed, BatchFailure)>,
     /// The first failure for which no text is to blame.
-    down: Option<Failure>,
+    down: Option<BatchFailure>,
 }
 
-impl Failure {
+impl BatchFailure {
     fn retry_after(&self) -> Duration {
         match self.cause {
             Cause::Outage(retry_after) => retry_after,
@@ -103,7 +103,11 @@ impl Failure {
 ///
 /// The vectors of one call are stored even if others fail. No call begins after half of the time, for
 /// it would not end in the other half, nor after another has failed.
-pub(super) async fn round(worker: Arc<Worker>, claimed: Vec<Claimed>, lease_ends: Instant) -> Vec<Kind> {
+pub(super) async fn round(
+    worker: Arc<EmbedWorker>,
+    claimed: Vec<Claimed>,
+    lease_ends: Instant,
+) -> Vec<MemoryKind> {
     let began = Instant::now();
     let storing = worker.options.lease / STORING_PART;
     let deadline = lease_ends.checked_sub(storing).unwrap_or(lease_ends);
@@ -135,13 +139,13 @@ pub(super) async fn round(worker: Arc<Worker>, claimed: Vec<Claimed>, lease_ends
         // They are due again when their lease runs out.
         tracing::warn!(%error, "entries that were not embedded could not be released");
     }
-    let mut kinds: Vec<Kind> = left.iter().map(Claimed::kind).collect();
+    let mut kinds: Vec<MemoryKind> = left.iter().map(Claimed::kind).collect();
     kinds.dedup();
     kinds
 }
 
 /// Stores each batch as soon as it is embedded: short writes let others in between.
-async fn embed_and_store(worker: &Worker, batch: Vec<Claimed>, attempt: Attempt<'_>, deadline: Instant) {
+async fn embed_and_store(worker: &EmbedWorker, batch: Vec<Claimed>, attempt: Attempt<'_>, deadline: Instant) {
     let oldest = |entries: &[Claimed]| entries.iter().map(|claimed| claimed.stored.saved_at).min();
     let oldest_of_batch = oldest(&batch);
     let mut outcome = embed(worker, batch, deadline).await;
@@ -202,8 +206,8 @@ fn into_batches(claimed: Vec<Claimed>, limits: CallLimits) -> Vec<Vec<Claimed>> 
 
 /// Embeds a batch in one call. If the model refuses the input, tries halves of it until the texts at
 /// fault are alone.
-async fn embed(worker: &Worker, batch: Vec<Claimed>, deadline: Instant) -> Outcome {
-    let mut outcome = Outcome::default();
+async fn embed(worker: &EmbedWorker, batch: Vec<Claimed>, deadline: Instant) -> BatchOutcome {
+    let mut outcome = BatchOutcome::default();
     let mut waiting = vec![batch];
     let mut takes_others = false;
     while let Some(mut batch) = waiting.pop() {
@@ -246,31 +250,31 @@ async fn embed(worker: &Worker, batch: Vec<Claimed>, deadline: Instant) -> Outco
 enum Refusal {
     /// The provider refuses the request, because of a text in it or of its configuration.
     OfProvider(RemoteFailure),
-    Other(Failure),
+    Other(BatchFailure),
 }
 
-fn text_at_fault(error: &impl ToString) -> Failure {
-    Failure {
+fn text_at_fault(error: &impl ToString) -> BatchFailure {
+    BatchFailure {
         message: error.to_string(),
         cause: Cause::Text,
     }
 }
 
-fn outage(error: &impl ToString, at_least: Duration) -> Failure {
-    Failure {
+fn outage(error: &impl ToString, at_least: Duration) -> BatchFailure {
+    BatchFailure {
         message: error.to_string(),
         cause: Cause::Outage(at_least),
     }
 }
 
-fn passing(error: &impl ToString) -> Failure {
-    Failure {
+fn passing(error: &impl ToString) -> BatchFailure {
+    BatchFailure {
         message: error.to_string(),
         cause: Cause::Passing,
     }
 }
 
-async fn call(worker: &Worker, texts: Vec<String>, deadline: Instant) -> Result<Vec<Vec<f32>>, Refusal> {
+async fn call(worker: &EmbedWorker, texts: Vec<String>, deadline: Instant) -> Result<Vec<Vec<f32>>, Refusal> {
     let late = || {
         let late = "the embedding model did not answer in time";
         Err(Refusal::Other(outage(&late, Duration::ZERO)))
@@ -310,10 +314,10 @@ async fn call(worker: &Worker, texts: Vec<String>, deadline: Instant) -> Result<
 
 /// Stores the vectors, then marks their entries done. Returns the entries if that fails.
 async fn store_vectors(
-    worker: &Worker,
+    worker: &EmbedWorker,
     vectors: Vec<(Claimed, Vec<f32>)>,
 ) -> Result<(), (Vec<Claimed>, StorageError)> {
-    let mut batches: HashMap<Kind, Vec<StoredDocument>> = HashMap::new();
+    let mut batches: HashMap<MemoryKind, Vec<StoredDocument>> = HashMap::new();
     let mut claimed = Vec::with_capacity(vectors.len());
     for (entry, vector) in vectors {
         match vector_document(&entry, vector) {
@@ -352,11 +356,11 @@ fn vector_document(claimed: &Claimed, vector: Vec<f32>) -> Result<StoredDocument
     })
 }
 
-async fn mark_done(worker: &Worker, claimed: &[Claimed], version: &str) -> Result<(), StorageError> {
+async fn mark_done(worker: &EmbedWorker, claimed: &[Claimed], version: &str) -> Result<(), StorageError> {
     let changes = claimed
         .iter()
         .map(|entry| {
-            let stored = Stored {
+            let stored = EntryRecord {
                 embedded_by: Some(version.to_owned()),
                 ..entry.stored.clone().reset()
             };
@@ -364,7 +368,7 @@ async fn mark_done(worker: &Worker, claimed: &[Claimed], version: &str) -> Resul
         })
         .collect::<Result<Vec<_>, _>>()?;
     let applied = worker.records.apply(changes).await?;
-    let mut changed: HashMap<Kind, Vec<String>> = HashMap::new();
+    let mut changed: HashMap<MemoryKind, Vec<String>> = HashMap::new();
     for (entry, applied) in claimed.iter().zip(applied) {
         if applied == Applied::Skipped {
             changed.entry(entry.kind()).or_default().push(entry.key.clone());
@@ -383,7 +387,7 @@ async fn mark_done(worker: &Worker, claimed: &[Claimed], version: &str) -> Resul
 }
 
 /// Makes entries due after a delay, or gives them up.
-async fn note_failures(worker: &Worker, failures: Vec<(Claimed, Failure)>) {
+async fn note_failures(worker: &EmbedWorker, failures: Vec<(Claimed, BatchFailure)>) {
     metrics::counter!("ragstone_memory_embed_failures_total").increment(failures.len() as u64);
     if let Some((_, failure)) = failures.first() {
         tracing::warn!(entries = failures.len(), error = %failure.message, "agent memory could not be embedded");
@@ -400,7 +404,10 @@ async fn note_failures(worker: &Worker, failures: Vec<(Claimed, Failure)>) {
     }
 }
 
-async fn write_failures(worker: &Worker, failures: Vec<(Claimed, Failure)>) -> Result<(), StorageError> {
+async fn write_failures(
+    worker: &EmbedWorker,
+    failures: Vec<(Claimed, BatchFailure)>,
+) -> Result<(), StorageError> {
     let options = &worker.options;
     let (mut notes, mut changes, mut given_up) = (Vec::new(), Vec::new(), Vec::new());
     // Behind entries that were not tried yet: one batch that fails must not delay all others.
@@ -461,10 +468,10 @@ fn failed_note(claimed: &Claimed, run_at: Millis) -> RecordChange {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Entry;
+    use crate::MemoryEntry;
 
     fn claimed(count: usize) -> Vec<Claimed> {
-        let entry = Entry::Knowledge {
+        let entry = MemoryEntry::Knowledge {
             content: "c".into(),
             category: None,
         };
@@ -472,7 +479,7 @@ mod tests {
             .map(|n| Claimed {
                 key: n.to_string(),
                 version: 1,
-                stored: Stored::new(entry.clone(), 0),
+                stored: EntryRecord::new(entry.clone(), 0),
             })
             .collect()
     }
@@ -501,7 +508,7 @@ mod tests {
         let mut entries = claimed(7);
         for (entry, length) in entries.iter_mut().zip([4, 6, 1, 50, 1, 9, 1]) {
             let content = "c".repeat(length);
-            entry.stored.entry = Entry::Knowledge {
+            entry.stored.entry = MemoryEntry::Knowledge {
                 content,
                 category: None,
             };

@@ -22,7 +22,7 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use super::batch::{self, Claimed};
 use super::circuit::EmbedderCircuit;
-use super::entry::Kind;
+use super::entry::MemoryKind;
 use super::reconcile;
 use ragstone_lease::{Claim, ClaimRequest, Leases, Ownership, now};
 
@@ -109,7 +109,7 @@ impl Buffer {
         let circuit = Arc::new(EmbedderCircuit::new(options.clone()));
         let model = Arc::new(embedder.info().identity.clone());
         let (stop, stopped) = watch::channel(false);
-        let worker = Worker {
+        let worker = EmbedWorker {
             records,
             store,
             embedder,
@@ -133,7 +133,7 @@ impl Buffer {
     }
 
     /// Hints that an entry of this kind is due. The entry is stored already.
-    pub fn enqueued(&self, kind: Kind) {
+    pub fn enqueued(&self, kind: MemoryKind) {
         self.hints.add(kind);
     }
 
@@ -158,12 +158,12 @@ impl Buffer {
 /// How many entries of each kind may have become due since the last claim.
 #[derive(Default)]
 struct Hints {
-    counts: [AtomicUsize; Kind::ALL.len()],
+    counts: [AtomicUsize; MemoryKind::ALL.len()],
     added: Notify,
 }
 
 impl Hints {
-    fn add(&self, kind: Kind) {
+    fn add(&self, kind: MemoryKind) {
         if let Some(count) = self.counts.get(kind.index()) {
             count.fetch_add(1, Ordering::Relaxed);
         }
@@ -178,8 +178,8 @@ impl Hints {
     }
 
     /// Takes the hints and returns their kinds.
-    fn take(&self) -> Vec<Kind> {
-        Kind::ALL
+    fn take(&self) -> Vec<MemoryKind> {
+        MemoryKind::ALL
             .into_iter()
             .zip(&self.counts)
             .filter_map(|(kind, count)| (count.swap(0, Ordering::Relaxed) > 0).then_some(kind))
@@ -200,7 +200,7 @@ impl Hints {
     }
 }
 
-pub(super) struct Worker {
+pub(super) struct EmbedWorker {
     pub(super) records: Arc<dyn Records>,
     pub(super) store: Arc<dyn Storage>,
     pub(super) embedder: Arc<dyn Embedder>,
@@ -212,7 +212,7 @@ pub(super) struct Worker {
 
 /// Kinds of entries to look for.
 struct Look {
-    kinds: Vec<Kind>,
+    kinds: Vec<MemoryKind>,
     trigger: Trigger,
 }
 
@@ -223,7 +223,7 @@ enum Trigger {
     Poll,
 }
 
-async fn run(worker: Arc<Worker>, mut stop: watch::Receiver<bool>) {
+async fn run(worker: Arc<EmbedWorker>, mut stop: watch::Receiver<bool>) {
     if !prepare(&worker, &mut stop).await {
         return;
     }
@@ -250,7 +250,7 @@ async fn run(worker: Arc<Worker>, mut stop: watch::Receiver<bool>) {
         let look = if stopping || is_first {
             is_first = false;
             Look {
-                kinds: Kind::ALL.to_vec(),
+                kinds: MemoryKind::ALL.to_vec(),
                 trigger: Trigger::Poll,
             }
         } else {
@@ -289,7 +289,7 @@ async fn run(worker: Arc<Worker>, mut stop: watch::Receiver<bool>) {
     while rounds.join_next().await.is_some() {}
 }
 
-async fn report_metrics(worker: Arc<Worker>) {
+async fn report_metrics(worker: Arc<EmbedWorker>) {
     for turn in (0..COUNT_EVERY).cycle() {
         let mut measured = reconcile::measure_lag(&worker).await;
         if turn == 0 && measured.is_ok() {
@@ -303,7 +303,7 @@ async fn report_metrics(worker: Arc<Worker>) {
 }
 
 /// `false` when the worker was stopped while the store failed.
-async fn prepare(worker: &Worker, stop: &mut watch::Receiver<bool>) -> bool {
+async fn prepare(worker: &EmbedWorker, stop: &mut watch::Receiver<bool>) -> bool {
     while let Err(error) = try_to_prepare(worker).await {
         tracing::error!(%error, "agent memory could not be prepared for embedding; retrying");
         let stopped = tokio::time::timeout(STORE_RETRY_DELAY, stop.wait_for(|stop| *stop)).await;
@@ -314,7 +314,7 @@ async fn prepare(worker: &Worker, stop: &mut watch::Receiver<bool>) -> bool {
     true
 }
 
-async fn try_to_prepare(worker: &Worker) -> Result<(), StorageError> {
+async fn try_to_prepare(worker: &EmbedWorker) -> Result<(), StorageError> {
     reconcile::with_model(worker).await?;
     reconcile::retry_all_failed(worker.records.as_ref()).await
 }
@@ -323,15 +323,15 @@ fn halved(count: usize, times: u32) -> usize {
     count.checked_shr(times).unwrap_or_default()
 }
 
-struct Found {
+struct EntriesToEmbed {
     claimed: Vec<Claimed>,
     claim: Claim,
     /// Kinds of which more may be due.
-    more: Vec<Kind>,
+    more: Vec<MemoryKind>,
 }
 
-impl Worker {
-    async fn wait(&self, more: Vec<Kind>) -> Look {
+impl EmbedWorker {
+    async fn wait(&self, more: Vec<MemoryKind>) -> Look {
         self.circuit.ready().await;
         let look = if more.is_empty() {
             self.wait_for_work().await
@@ -356,7 +356,7 @@ impl Worker {
                 trigger: Trigger::Hint,
             },
             Err(_) => Look {
-                kinds: Kind::ALL.to_vec(),
+                kinds: MemoryKind::ALL.to_vec(),
                 trigger: Trigger::Poll,
             },
         }
@@ -374,7 +374,7 @@ impl Worker {
     }
 
     /// Claims entries for one round.
-    async fn claim(&self, look: &Look) -> Result<Found, StorageError> {
+    async fn claim(&self, look: &Look) -> Result<EntriesToEmbed, StorageError> {
         if look.trigger == Trigger::Poll {
             reconcile::sweep(self).await?;
         }
@@ -389,6 +389,6 @@ impl Worker {
             }
             claimed.extend(records.into_iter().filter_map(Claimed::read));
         }
-        Ok(Found { claimed, claim, more })
+        Ok(EntriesToEmbed { claimed, claim, more })
     }
 }

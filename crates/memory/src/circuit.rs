@@ -16,12 +16,12 @@ use super::buffer::BufferOptions;
 pub(super) struct EmbedderCircuit {
     breaker: CircuitBreaker,
     options: BufferOptions,
-    state: Mutex<State>,
+    state: Mutex<CircuitState>,
     changed: Notify,
 }
 
 #[derive(Default)]
-struct State {
+struct CircuitState {
     failed_at: Option<Instant>,
     oldest_failed: Option<Millis>,
     /// How often a round is halved.
@@ -111,7 +111,7 @@ impl EmbedderCircuit {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, CircuitState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -12,14 +12,14 @@ pub const MAX_TEXT_BYTES: usize = 64 << 10;
 const MAX_LABEL_BYTES: usize = 512;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum MemoryKind {
     Knowledge,
     Observation,
     Reflection,
     Learning,
 }
 
-impl Kind {
+impl MemoryKind {
     pub const ALL: [Self; 4] = [
         Self::Knowledge,
         Self::Observation,
@@ -74,7 +74,7 @@ impl Kind {
         CollectionName::internal(self.records())
     }
 
-    /// Its index in [`Kind::ALL`].
+    /// Its index in [`MemoryKind::ALL`].
     pub(super) fn index(self) -> usize {
         self as usize
     }
@@ -83,7 +83,7 @@ impl Kind {
 /// One entry of memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Entry {
+pub enum MemoryEntry {
     Knowledge {
         content: String,
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -105,13 +105,13 @@ pub enum Entry {
     },
 }
 
-impl Entry {
-    pub fn kind(&self) -> Kind {
+impl MemoryEntry {
+    pub fn kind(&self) -> MemoryKind {
         match self {
-            Self::Knowledge { .. } => Kind::Knowledge,
-            Self::Observation { .. } => Kind::Observation,
-            Self::Reflection { .. } => Kind::Reflection,
-            Self::Learning { .. } => Kind::Learning,
+            Self::Knowledge { .. } => MemoryKind::Knowledge,
+            Self::Observation { .. } => MemoryKind::Observation,
+            Self::Reflection { .. } => MemoryKind::Reflection,
+            Self::Learning { .. } => MemoryKind::Learning,
         }
     }
 
@@ -185,16 +185,16 @@ mod tests {
 
     #[test]
     fn kinds_are_in_the_order_of_their_index() {
-        for (index, kind) in Kind::ALL.into_iter().enumerate() {
+        for (index, kind) in MemoryKind::ALL.into_iter().enumerate() {
             assert_eq!(kind.index(), index);
-            assert_eq!(Kind::from_collection(kind.collection()), Some(kind));
-            assert_eq!(Kind::from_plural(kind.plural()), Some(kind));
+            assert_eq!(MemoryKind::from_collection(kind.collection()), Some(kind));
+            assert_eq!(MemoryKind::from_plural(kind.plural()), Some(kind));
         }
     }
 
     #[test]
     fn a_learnings_content_is_its_trigger_and_its_fix() {
-        let learning = Entry::Learning {
+        let learning = MemoryEntry::Learning {
             trigger: "build fails".into(),
             fix: "clear the cache".into(),
             category: Some("ci".into()),
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn what_breaks_a_rule_is_named() {
-        let knowledge = |content: &str, category: Option<&str>| Entry::Knowledge {
+        let knowledge = |content: &str, category: Option<&str>| MemoryEntry::Knowledge {
             content: content.to_owned(),
             category: category.map(str::to_owned),
         };
@@ -215,7 +215,7 @@ mod tests {
             (knowledge(&"x".repeat(MAX_TEXT_BYTES + 1), None), "'content'"),
             (knowledge("a", Some("")), "'category'"),
             (
-                Entry::Reflection {
+                MemoryEntry::Reflection {
                     session_key: "s".repeat(513),
                     content: "a".into(),
                 },

@@ -23,8 +23,8 @@ mod stored;
 mod tests;
 
 pub use buffer::{Buffer, BufferOptions};
-pub use entry::{Entry, Kind};
-pub use rag::{Found, Rag, RagDefaults, Retrieval, Retrieved, check_collections};
+pub use entry::{MemoryEntry, MemoryKind};
+pub use rag::{Rag, RagDefaults, Retrieval, Retrieved, RetrievedItem, check_collections};
 pub use reconcile::MODEL_VERSION;
 pub use source::{EntryPage, Memory, MemoryStatus, PageRequest};
 pub use stored::{EmbeddingState, StoredEntry};

@@ -15,7 +15,7 @@ use ragstone_search::QueryVectors;
 use ragstone_search::fanout::{self, FanoutQuery, Limit, ModeChoice, Target};
 use ragstone_search::gateway::NamedBackend;
 
-use super::entry::Kind;
+use super::entry::MemoryKind;
 use super::removal;
 use super::source::Memory;
 use super::stored::{EmbeddingState, StoredEntry};
@@ -38,7 +38,7 @@ impl Default for RagDefaults {
         Self {
             max_results: 5,
             max_distance: None,
-            collections: Kind::ALL.map(|kind| kind.collection().to_owned()).into(),
+            collections: MemoryKind::ALL.map(|kind| kind.collection().to_owned()).into(),
         }
     }
 }
@@ -56,7 +56,7 @@ pub struct Retrieval {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub struct Found {
+pub struct RetrievedItem {
     pub collection: String,
     pub id: String,
     pub content: String,
@@ -67,7 +67,7 @@ pub struct Found {
 #[derive(Debug, Default)]
 pub struct Retrieved {
     /// By ascending distance.
-    pub found: Vec<Found>,
+    pub found: Vec<RetrievedItem>,
     /// Collections that could not be searched, each with the reason.
     pub warnings: Vec<String>,
 }
@@ -83,7 +83,7 @@ pub struct Rag {
 }
 
 enum MemoryOrCollection {
-    Memory(Kind),
+    Memory(MemoryKind),
     Collection(CollectionName),
 }
 
@@ -110,7 +110,7 @@ impl RetrieveParams<'_> {
 /// What a search of vectors leads to.
 #[derive(Default)]
 struct Looked {
-    found: Vec<Found>,
+    found: Vec<RetrievedItem>,
     /// How many are of a text that the entry no longer has.
     stale: usize,
     /// The ids of those whose entries are gone.
@@ -223,21 +223,23 @@ impl Rag {
         for (target, error) in response.failures {
             answers.fail(names[target].as_str(), error.into());
         }
-        answers.found.extend(response.hits.into_iter().map(|hit| Found {
-            collection: names[hit.target].to_string(),
-            distance: distance(&hit.hit),
-            id: hit.hit.document.id.into_string(),
-            content: hit.hit.document.text,
-            metadata: hit.hit.document.metadata,
-        }));
+        answers
+            .found
+            .extend(response.hits.into_iter().map(|hit| RetrievedItem {
+                collection: names[hit.target].to_string(),
+                distance: distance(&hit.hit),
+                id: hit.hit.document.id.into_string(),
+                content: hit.hit.document.text,
+                metadata: hit.hit.document.metadata,
+            }));
         answers
     }
 
     async fn search_memory(
         &self,
-        kind: Kind,
+        kind: MemoryKind,
         params: &RetrieveParams<'_>,
-    ) -> Result<Vec<Found>, BackendError> {
+    ) -> Result<Vec<RetrievedItem>, BackendError> {
         let cached = self.vectors.get(self.embedder.as_ref(), params.text).await?;
         let vector = &cached.embedding.vector;
         let filter = match params.session_key.filter(|_| kind.has_session()) {
@@ -260,7 +262,7 @@ impl Rag {
 
     async fn search_vectors(
         &self,
-        kind: Kind,
+        kind: MemoryKind,
         vector: &[f32],
         filter: Filter,
         params: &RetrieveParams<'_>,
@@ -285,7 +287,7 @@ impl Rag {
         let mut looked = Looked::default();
         for (id, hit) in ids.into_iter().zip(hits) {
             match entries.remove(&id) {
-                Some(entry) if params.may_see(&entry) => looked.found.push(Found {
+                Some(entry) if params.may_see(&entry) => looked.found.push(RetrievedItem {
                     collection: kind.collection().to_owned(),
                     id,
                     content: entry.entry.content(),
@@ -303,7 +305,7 @@ impl Rag {
 /// The answers of all sources, while they are merged.
 #[derive(Default)]
 struct Answers {
-    found: Vec<Found>,
+    found: Vec<RetrievedItem>,
     warnings: Vec<String>,
     searched: usize,
     /// Why a query could not be embedded.
@@ -311,7 +313,7 @@ struct Answers {
 }
 
 impl Answers {
-    fn add(&mut self, name: &str, answer: Result<Vec<Found>, BackendError>) {
+    fn add(&mut self, name: &str, answer: Result<Vec<RetrievedItem>, BackendError>) {
         match answer {
             Ok(found) => {
                 self.searched += 1;
@@ -368,7 +370,7 @@ fn parse_sources(names: &[String]) -> Result<Vec<MemoryOrCollection>, InvalidInp
     }
     names
         .iter()
-        .map(|name| match Kind::from_collection(name) {
+        .map(|name| match MemoryKind::from_collection(name) {
             Some(kind) => Ok(MemoryOrCollection::Memory(kind)),
             None => CollectionName::parse(name.as_str()).map(MemoryOrCollection::Collection),
         })

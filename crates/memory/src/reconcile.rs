@@ -10,10 +10,10 @@ use ragstone_core::records::{Applied, Expect, Millis, Record, RecordChange, Reco
 use ragstone_core::storage::{Storage, StorageError};
 use serde::{Deserialize, Serialize};
 
-use super::buffer::Worker;
-use super::entry::Kind;
+use super::buffer::EmbedWorker;
+use super::entry::MemoryKind;
 use super::removal::{self, REMOVED};
-use super::stored::{FAILED, Stored, forget_note, parse_note_key};
+use super::stored::{EntryRecord, FAILED, forget_note, parse_note_key};
 use ragstone_lease::{ClaimRequest, Leases, Ownership, millis, now};
 
 /// In the metadata of a vector collection: the version of the model that made its vectors.
@@ -29,7 +29,7 @@ const STEP: usize = 1000;
 static SWEEPS: Leases = Leases::shared(Duration::from_secs(30));
 
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct State {
+struct ReconcileState {
     /// The version of the model that made the vectors.
     model: String,
     /// Every entry has a vector or is due: embedding was never off since.
@@ -53,9 +53,9 @@ fn has_width(vectors: &Collection, model: &ModelIdentity) -> bool {
 }
 
 /// Prepares the vector collections for the model, and makes every entry due that has no vector of it.
-pub(super) async fn with_model(worker: &Worker) -> Result<(), StorageError> {
+pub(super) async fn with_model(worker: &EmbedWorker) -> Result<(), StorageError> {
     let identity = &worker.embedder.info().identity;
-    for kind in Kind::ALL {
+    for kind in MemoryKind::ALL {
         let turn = take_turn(worker).await?;
         let state = read_state(worker.records.as_ref(), kind).await?;
         let is_same_model = state.model == identity.version;
@@ -68,7 +68,7 @@ pub(super) async fn with_model(worker: &Worker) -> Result<(), StorageError> {
         if !is_same_model || !is_same_width {
             start_over(worker.store.as_ref(), kind, identity).await?;
         }
-        let mut state = State {
+        let mut state = ReconcileState {
             model: identity.version.clone(),
             complete,
             all_due: is_same_model && (!is_same_width || state.all_due),
@@ -94,7 +94,7 @@ pub(super) async fn with_model(worker: &Worker) -> Result<(), StorageError> {
 
 /// Waits until no other process replaces vector collections: of two that start with a new model, the
 /// second must not delete vectors that the first has made since.
-async fn take_turn(worker: &Worker) -> Result<Record, StorageError> {
+async fn take_turn(worker: &EmbedWorker) -> Result<Record, StorageError> {
     let records = worker.records.as_ref();
     records.apply(vec![turn(Expect::Absent)]).await?;
     loop {
@@ -131,10 +131,10 @@ fn turn(expect: Expect) -> RecordChange {
 
 /// Records that entries may be saved without becoming due, and finishes deletions.
 pub(super) async fn without_model(records: &dyn Records, store: &dyn Storage) -> Result<(), StorageError> {
-    for kind in Kind::ALL {
+    for kind in MemoryKind::ALL {
         let state = read_state(records, kind).await?;
         if state.complete {
-            let state = State {
+            let state = ReconcileState {
                 complete: false,
                 ..state
             };
@@ -151,7 +151,7 @@ async fn finish_removals(records: &dyn Records, store: &dyn Storage) -> Result<(
 }
 
 /// Finishes deletions, and retries entries that were given up long enough ago.
-pub(super) async fn sweep(worker: &Worker) -> Result<(), StorageError> {
+pub(super) async fn sweep(worker: &EmbedWorker) -> Result<(), StorageError> {
     let records = worker.records.as_ref();
     finish_removals(records, worker.store.as_ref()).await?;
     retry_failed(records, now()).await.map(|_| ())
@@ -174,7 +174,7 @@ async fn retry_failed(records: &dyn Records, due_by: Millis) -> Result<usize, St
         let mut changes = Vec::new();
         if let Some((kind, id)) = parse_note_key(&note.key) {
             for record in records.get(kind.records(), &[id.to_owned()]).await? {
-                let stored = Stored::read(&record)?;
+                let stored = EntryRecord::read(&record)?;
                 if record.run_at.is_none() && stored.embedded_by.is_none() {
                     let expect = Expect::Version(record.version);
                     changes.push(stored.reset().put(id, Some(now), expect)?);
@@ -194,7 +194,7 @@ async fn retry_failed(records: &dyn Records, due_by: Millis) -> Result<usize, St
 /// Counting reads all entries, so this does not run in every sweep.
 pub(super) async fn measure_queue(records: &dyn Records) -> Result<(), StorageError> {
     let mut queued = 0;
-    for kind in Kind::ALL {
+    for kind in MemoryKind::ALL {
         queued += records.counts(kind.records()).await?.waiting;
     }
     metrics::gauge!("ragstone_memory_queued").set(queued as f64);
@@ -203,11 +203,11 @@ pub(super) async fn measure_queue(records: &dyn Records) -> Result<(), StorageEr
 }
 
 /// Reports how long the oldest waiting entry has waited.
-pub(super) async fn measure_lag(worker: &Worker) -> Result<(), StorageError> {
+pub(super) async fn measure_lag(worker: &EmbedWorker) -> Result<(), StorageError> {
     let mut oldest: Option<Millis> = None;
-    for kind in Kind::ALL {
+    for kind in MemoryKind::ALL {
         for record in worker.records.ready(kind.records(), 1, Millis::MAX).await? {
-            let Ok(Stored { saved_at, .. }) = Stored::read(&record) else {
+            let Ok(EntryRecord { saved_at, .. }) = EntryRecord::read(&record) else {
                 continue;
             };
             // Failed entries are due later than younger ones.
@@ -221,7 +221,11 @@ pub(super) async fn measure_lag(worker: &Worker) -> Result<(), StorageError> {
 }
 
 /// Deletes the vectors of another model: vectors of different models cannot be compared.
-async fn start_over(store: &dyn Storage, kind: Kind, identity: &ModelIdentity) -> Result<(), StorageError> {
+async fn start_over(
+    store: &dyn Storage,
+    kind: MemoryKind,
+    identity: &ModelIdentity,
+) -> Result<(), StorageError> {
     let name = kind.vectors();
     match store.delete_collection(&name).await {
         Ok(()) | Err(StorageError::CollectionNotFound(_)) => {}
@@ -238,7 +242,7 @@ async fn start_over(store: &dyn Storage, kind: Kind, identity: &ModelIdentity) -
 }
 
 /// Makes every entry due, except those that the model of version `keep` has embedded.
-async fn make_due(worker: &Worker, kind: Kind, keep: Option<&str>) -> Result<usize, StorageError> {
+async fn make_due(worker: &EmbedWorker, kind: MemoryKind, keep: Option<&str>) -> Result<usize, StorageError> {
     let records = worker.records.as_ref();
     let (mut after, mut count) = (None, 0);
     loop {
@@ -250,7 +254,7 @@ async fn make_due(worker: &Worker, kind: Kind, keep: Option<&str>) -> Result<usi
         let page = records.list(kind.records(), range).await?;
         let mut changes = Vec::new();
         for record in &page {
-            let stored = Stored::read(record)?;
+            let stored = EntryRecord::read(record)?;
             let is_kept = keep.is_some() && stored.embedded_by.as_deref() == keep;
             if record.run_at.is_none() && !is_kept {
                 let expect = Expect::Version(record.version);
@@ -270,15 +274,19 @@ async fn make_due(worker: &Worker, kind: Kind, keep: Option<&str>) -> Result<usi
     }
 }
 
-async fn read_state(records: &dyn Records, kind: Kind) -> Result<State, StorageError> {
+async fn read_state(records: &dyn Records, kind: MemoryKind) -> Result<ReconcileState, StorageError> {
     let found = records.get(STATE, &[kind.collection().to_owned()]).await?;
     let Some(record) = found.first() else {
-        return Ok(State::default());
+        return Ok(ReconcileState::default());
     };
     serde_json::from_slice(&record.value).map_err(|error| StorageError::Failed(Box::new(error)))
 }
 
-async fn write_state(records: &dyn Records, kind: Kind, state: &State) -> Result<(), StorageError> {
+async fn write_state(
+    records: &dyn Records,
+    kind: MemoryKind,
+    state: &ReconcileState,
+) -> Result<(), StorageError> {
     let change = RecordChange::Put {
         kind: STATE.to_owned(),
         key: kind.collection().to_owned(),

@@ -6,8 +6,8 @@
 use ragstone_core::records::{Applied, Expect, Record, RecordChange, Records};
 use ragstone_core::storage::{Selection, Storage, StorageError};
 
-use super::entry::Kind;
-use super::stored::{FAILED, Stored, forget_note, note_key, parse_note_key, vector_id};
+use super::entry::MemoryKind;
+use super::stored::{EntryRecord, FAILED, forget_note, note_key, parse_note_key, vector_id};
 use ragstone_lease::now;
 
 /// Notes of entries that were deleted or replaced, and whose old vectors may still be there.
@@ -16,7 +16,7 @@ pub(super) const REMOVED: &str = "memory.removed";
 pub(super) async fn delete(
     records: &dyn Records,
     store: &dyn Storage,
-    kind: Kind,
+    kind: MemoryKind,
     id: &str,
 ) -> Result<bool, StorageError> {
     if records.get(kind.records(), &[id.to_owned()]).await?.is_empty() {
@@ -40,7 +40,7 @@ pub(super) async fn delete(
 }
 
 /// The note that an entry's vector has to be deleted.
-pub(super) fn note(kind: Kind, id: &str) -> RecordChange {
+pub(super) fn note(kind: MemoryKind, id: &str) -> RecordChange {
     RecordChange::Put {
         kind: REMOVED.to_owned(),
         key: note_key(kind, id),
@@ -70,7 +70,7 @@ pub(super) async fn finish_all(
 pub(super) async fn finish(
     records: &dyn Records,
     store: &dyn Storage,
-    kind: Kind,
+    kind: MemoryKind,
     id: &str,
     note: u64,
 ) -> Result<(), StorageError> {
@@ -90,7 +90,7 @@ pub(super) async fn finish(
 pub(super) fn embed_anew(found: &[Record]) -> Result<Vec<RecordChange>, StorageError> {
     let mut changes = Vec::new();
     for record in found {
-        let stored = Stored::read(record)?;
+        let stored = EntryRecord::read(record)?;
         if record.run_at.is_some() || stored.embedded_by.is_some() {
             let expect = Expect::Version(record.version);
             changes.push(stored.reset().put(&record.key, Some(now()), expect)?);
@@ -101,7 +101,7 @@ pub(super) fn embed_anew(found: &[Record]) -> Result<Vec<RecordChange>, StorageE
 
 pub(super) async fn remove_vectors(
     store: &dyn Storage,
-    kind: Kind,
+    kind: MemoryKind,
     ids: &[String],
 ) -> Result<(), StorageError> {
     let ids = ids.iter().map(|id| vector_id(id)).collect::<Result<_, _>>()?;

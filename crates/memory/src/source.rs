@@ -8,9 +8,9 @@ use ragstone_core::records::{Applied, Expect, Millis, Record, RecordRange, Recor
 use ragstone_core::storage::{Storage, StorageError};
 use uuid::Uuid;
 
-use super::entry::{Entry, Kind};
+use super::entry::{MemoryEntry, MemoryKind};
 use super::removal;
-use super::stored::{FAILED, Stored, StoredEntry, forget_note};
+use super::stored::{EntryRecord, FAILED, StoredEntry, forget_note};
 use super::{Buffer, reconcile};
 use ragstone_core::backend::BackendError;
 use ragstone_lease::now;
@@ -83,7 +83,7 @@ impl Memory {
 
     /// Saves an entry, and replaces the one with the same id. It is durable when this returns. The
     /// vector of a different text is deleted; that of the same entry stays.
-    pub async fn save(&self, id: Option<DocumentId>, entry: Entry) -> Result<DocumentId, BackendError> {
+    pub async fn save(&self, id: Option<DocumentId>, entry: MemoryEntry) -> Result<DocumentId, BackendError> {
         entry.check()?;
         let kind = entry.kind();
         match id {
@@ -95,7 +95,7 @@ impl Memory {
                 // Ids of version 7 ascend with time, so entries are listed in the order of saving.
                 let id = DocumentId::parse(Uuid::now_v7().to_string())?;
                 let saved_at = now();
-                let new = Stored::new(entry, saved_at);
+                let new = EntryRecord::new(entry, saved_at);
                 let change = new.put(id.as_str(), self.run_at(saved_at), Expect::Anything)?;
                 self.records.apply(vec![change]).await?;
                 Ok(self.saved(kind, id))
@@ -103,18 +103,18 @@ impl Memory {
         }
     }
 
-    async fn replace(&self, id: &DocumentId, entry: Entry) -> Result<(), StorageError> {
+    async fn replace(&self, id: &DocumentId, entry: MemoryEntry) -> Result<(), StorageError> {
         let kind = entry.kind();
         let key = [id.to_string()];
         let mut removal = None;
         loop {
             let saved_at = now();
-            let mut new = Stored::new(entry.clone(), saved_at);
+            let mut new = EntryRecord::new(entry.clone(), saved_at);
             let (mut run_at, mut expect, mut has_old_vector) = (self.run_at(saved_at), Expect::Absent, false);
             if let Some(record) = self.records.get(kind.records(), &key).await?.first() {
                 expect = Expect::Version(record.version);
                 // A damaged entry is replaced like any other.
-                if let Ok(old) = Stored::read(record)
+                if let Ok(old) = EntryRecord::read(record)
                     && old.embedded_by.is_some()
                 {
                     if old.entry == entry {
@@ -155,7 +155,7 @@ impl Memory {
         self.embedding.is_some().then_some(saved_at)
     }
 
-    fn saved(&self, kind: Kind, id: DocumentId) -> DocumentId {
+    fn saved(&self, kind: MemoryKind, id: DocumentId) -> DocumentId {
         metrics::counter!("ragstone_memory_saves_total", "kind" => kind.collection()).increment(1);
         if let Some(buffer) = &self.embedding {
             buffer.enqueued(kind);
@@ -163,12 +163,12 @@ impl Memory {
         id
     }
 
-    pub async fn entry(&self, kind: Kind, id: &str) -> Result<Option<StoredEntry>, BackendError> {
+    pub async fn entry(&self, kind: MemoryKind, id: &str) -> Result<Option<StoredEntry>, BackendError> {
         let found = self.records.get(kind.records(), &[id.to_owned()]).await?;
         Ok(found.first().map(|record| self.read(record)).transpose()?)
     }
 
-    pub async fn entries(&self, kind: Kind, request: PageRequest) -> Result<EntryPage, BackendError> {
+    pub async fn entries(&self, kind: MemoryKind, request: PageRequest) -> Result<EntryPage, BackendError> {
         let range = RecordRange {
             group: request.session_key,
             after: request.after,
@@ -193,14 +193,14 @@ impl Memory {
     }
 
     /// Deletes an entry and its vector; `false` if there is none.
-    pub async fn delete(&self, kind: Kind, id: &str) -> Result<bool, BackendError> {
+    pub async fn delete(&self, kind: MemoryKind, id: &str) -> Result<bool, BackendError> {
         Ok(removal::delete(self.records.as_ref(), self.store.as_ref(), kind, id).await?)
     }
 
     pub async fn status(&self) -> Result<MemoryStatus, BackendError> {
         let model = self.model();
         let (mut total, mut due, mut embedded) = (0, 0, 0);
-        for kind in Kind::ALL {
+        for kind in MemoryKind::ALL {
             let counts = self.records.counts(kind.records()).await?;
             total += counts.total;
             due += counts.waiting;
@@ -238,7 +238,11 @@ impl Memory {
         self.store.as_ref()
     }
 
-    pub(super) async fn resolve(&self, kind: Kind, ids: &[String]) -> Result<Vec<StoredEntry>, StorageError> {
+    pub(super) async fn resolve(
+        &self,
+        kind: MemoryKind,
+        ids: &[String],
+    ) -> Result<Vec<StoredEntry>, StorageError> {
         let records = self.records.get(kind.records(), ids).await?;
         records.iter().map(|record| self.read(record)).collect()
     }

@@ -6,7 +6,7 @@ use ragstone_core::records::{Expect, Millis, Record, RecordChange};
 use ragstone_core::storage::StorageError;
 use serde::{Deserialize, Serialize};
 
-use super::entry::{Entry, Kind};
+use super::entry::{MemoryEntry, MemoryKind};
 
 /// Notes of entries whose embedding was given up, to count them and retry them much later.
 pub(super) const FAILED: &str = "memory.failed";
@@ -15,7 +15,7 @@ pub(super) const FAILED: &str = "memory.failed";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredEntry {
     pub id: String,
-    pub entry: Entry,
+    pub entry: MemoryEntry,
     pub saved_at: Millis,
     pub embedding: EmbeddingState,
 }
@@ -31,8 +31,8 @@ pub enum EmbeddingState {
 
 /// The value of the record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Stored {
-    pub(super) entry: Entry,
+pub(super) struct EntryRecord {
+    pub(super) entry: MemoryEntry,
     pub(super) saved_at: Millis,
     /// The version of the model that made its vector from this very text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -48,8 +48,8 @@ fn is_zero(count: &u32) -> bool {
     *count == 0
 }
 
-impl Stored {
-    pub(super) fn new(entry: Entry, saved_at: Millis) -> Self {
+impl EntryRecord {
+    pub(super) fn new(entry: MemoryEntry, saved_at: Millis) -> Self {
         Self {
             entry,
             saved_at,
@@ -91,7 +91,7 @@ impl Stored {
 impl StoredEntry {
     /// With a model, an entry counts as embedded only if this model made its vector.
     pub(super) fn read(record: &Record, model: Option<&ModelIdentity>) -> Result<Self, StorageError> {
-        let stored = Stored::read(record)?;
+        let stored = EntryRecord::read(record)?;
         let embedding = match (record.run_at, &stored.error, &stored.embedded_by, model) {
             (Some(_), ..) => EmbeddingState::Queued,
             (None, Some(error), ..) => EmbeddingState::Failed(error.clone()),
@@ -109,16 +109,16 @@ impl StoredEntry {
 }
 
 /// The key of a note about an entry of any kind.
-pub(super) fn note_key(kind: Kind, id: &str) -> String {
+pub(super) fn note_key(kind: MemoryKind, id: &str) -> String {
     format!("{}/{id}", kind.collection())
 }
 
-pub(super) fn parse_note_key(key: &str) -> Option<(Kind, &str)> {
+pub(super) fn parse_note_key(key: &str) -> Option<(MemoryKind, &str)> {
     let (collection, id) = key.split_once('/')?;
-    Some((Kind::from_collection(collection)?, id))
+    Some((MemoryKind::from_collection(collection)?, id))
 }
 
-pub(super) fn forget_note(notes: &str, kind: Kind, id: &str) -> RecordChange {
+pub(super) fn forget_note(notes: &str, kind: MemoryKind, id: &str) -> RecordChange {
     RecordChange::Delete {
         kind: notes.to_owned(),
         key: note_key(kind, id),

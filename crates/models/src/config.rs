@@ -75,7 +75,7 @@ pub struct RemoteEntry {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
+pub enum ModelConfigError {
     #[error("{path} cannot be read: {source}")]
     Unreadable { path: String, source: std::io::Error },
     #[error("{0}")]
@@ -95,20 +95,20 @@ impl ModelEntry {
 }
 
 impl EmbeddingsConfig {
-    pub fn from_file(path: &Path) -> Result<Self, ConfigError> {
-        let unreadable = |source| ConfigError::Unreadable {
+    pub fn from_file(path: &Path) -> Result<Self, ModelConfigError> {
+        let unreadable = |source| ModelConfigError::Unreadable {
             path: path.display().to_string(),
             source,
         };
         Self::from_yaml(&std::fs::read_to_string(path).map_err(unreadable)?)
     }
 
-    pub fn from_yaml(text: &str) -> Result<Self, ConfigError> {
+    pub fn from_yaml(text: &str) -> Result<Self, ModelConfigError> {
         if text
             .lines()
             .all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'))
         {
-            return Err(ConfigError::Empty);
+            return Err(ModelConfigError::Empty);
         }
         let entries = entries(text)?;
         let embeddings = entries
@@ -118,7 +118,7 @@ impl EmbeddingsConfig {
             .collect::<Result<Vec<_>, _>>()?;
         let mut seen = HashSet::new();
         match embeddings.iter().find(|entry| !seen.insert(entry.id())) {
-            Some(twice) => Err(ConfigError::Invalid(format!(
+            Some(twice) => Err(ModelConfigError::Invalid(format!(
                 "two embedding models have the id '{}'",
                 twice.id()
             ))),
@@ -128,9 +128,9 @@ impl EmbeddingsConfig {
 }
 
 /// Checks the form before the entries, because errors of the parser would mention internal types.
-fn entries(text: &str) -> Result<Vec<RawEntry>, ConfigError> {
-    let invalid = |problem: &str| Err(ConfigError::Invalid(problem.to_owned()));
-    let parsing = |error: serde_saphyr::Error| ConfigError::Invalid(first_line(&error));
+fn entries(text: &str) -> Result<Vec<RawEntry>, ModelConfigError> {
+    let invalid = |problem: &str| Err(ModelConfigError::Invalid(problem.to_owned()));
+    let parsing = |error: serde_saphyr::Error| ModelConfigError::Invalid(first_line(&error));
     let form: serde_json::Value = serde_saphyr::from_str(text).map_err(parsing)?;
     let Some(document) = form.as_object() else {
         return invalid("it must begin with 'embeddings:', followed by the list of models");
@@ -140,17 +140,17 @@ fn entries(text: &str) -> Result<Vec<RawEntry>, ConfigError> {
     }
     match document.get("embeddings") {
         None => return invalid("the list 'embeddings' is missing"),
-        Some(serde_json::Value::Null) => return Err(ConfigError::Empty),
-        Some(serde_json::Value::Array(entries)) if entries.is_empty() => return Err(ConfigError::Empty),
+        Some(serde_json::Value::Null) => return Err(ModelConfigError::Empty),
+        Some(serde_json::Value::Array(entries)) if entries.is_empty() => return Err(ModelConfigError::Empty),
         Some(serde_json::Value::Array(_)) => {}
         Some(_) => return invalid("'embeddings' must be a list of models, each with an 'id' and a 'path'"),
     }
-    let document: RawDocument = serde_saphyr::from_str(text).map_err(parsing)?;
+    let document: ModelsDocument = serde_saphyr::from_str(text).map_err(parsing)?;
     Ok(document.embeddings)
 }
 
 #[derive(Deserialize)]
-struct RawDocument {
+struct ModelsDocument {
     embeddings: Vec<RawEntry>,
 }
 
@@ -170,13 +170,13 @@ struct RawEntry {
 }
 
 impl RawEntry {
-    fn validate(self, number: usize) -> Result<ModelEntry, ConfigError> {
+    fn validate(self, number: usize) -> Result<ModelEntry, ModelConfigError> {
         let Some(id) = self.id.clone().filter(|id| !id.trim().is_empty()) else {
-            return Err(ConfigError::Invalid(format!(
+            return Err(ModelConfigError::Invalid(format!(
                 "embedding model number {number} has no 'id'"
             )));
         };
-        let wrong = |what: &str| ConfigError::Invalid(format!("embedding model '{id}' {what}"));
+        let wrong = |what: &str| ModelConfigError::Invalid(format!("embedding model '{id}' {what}"));
         if self.provider.is_some() {
             if self.path.is_some() || self.normalize.is_some() || self.quantize.is_some() {
                 return Err(wrong(&format!("has a 'provider'; its keys are {REMOTE_KEYS}")));
@@ -285,7 +285,7 @@ mod tests {
     fn an_empty_configuration_is_told_apart_from_a_wrong_one() {
         for yaml in ["", "# nothing\n", "embeddings: []\n", "embeddings:\n"] {
             assert!(
-                matches!(EmbeddingsConfig::from_yaml(yaml), Err(ConfigError::Empty)),
+                matches!(EmbeddingsConfig::from_yaml(yaml), Err(ModelConfigError::Empty)),
                 "{yaml:?}"
             );
         }

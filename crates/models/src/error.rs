@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::config::ConfigError;
+use crate::config::ModelConfigError;
 use crate::hub::HubError;
 
 #[derive(Debug, thiserror::Error)]
@@ -37,7 +37,7 @@ pub enum LoadError {
     #[error(transparent)]
     Hub(#[from] HubError),
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(#[from] ModelConfigError),
 }
 
 impl LoadError {

@@ -1,6 +1,6 @@
 //! ChromaDB passes the conformance suite of all backends, with the models of this process.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, unreachable_pub)]
+#![allow(clippy::unwrap_used, clippy::expect_used, unreachable_pub, dead_code)]
 
 #[path = "../../providers/tests/common/chroma.rs"]
 mod chroma;

@@ -272,10 +272,10 @@ async fn configured_embedders(
         EmbeddingsChoice::Unset => Err(no_models("no embedding models are configured").into()),
         EmbeddingsChoice::File(path) => {
             let config = EmbeddingsConfig::from_file(path).map_err(|error| match error {
-                ragstone_models::config::ConfigError::Empty => {
+                ragstone_models::config::ModelConfigError::Empty => {
                     no_models(&format!("{} lists no embedding models", path.display()))
                 }
-                other @ ragstone_models::config::ConfigError::Unreadable { .. } => {
+                other @ ragstone_models::config::ModelConfigError::Unreadable { .. } => {
                     ConfigError(format!("The embeddings configuration {other}"))
                 }
                 other => ConfigError(format!("In {}: {other}", path.display())),

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::file::{Lines, verify_file};
 use crate::format::{End, Head, Sum, Summing};
-use crate::{BATCH, BackendSource, DocumentLine, Progress, TransferError};
+use crate::{BATCH, BackendSource, DocumentLine, TransferError, TransferProgress};
 
 /// How far an export has come.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -230,7 +230,7 @@ fn write_documents(
 pub async fn export_file(
     mut source: BackendSource<'_>,
     export: ExportFile,
-    progress: &Progress,
+    progress: &TransferProgress,
 ) -> Result<Sum, TransferError> {
     let failed = cannot_write(&export.path);
     progress.add(export.note.documents as usize);
@@ -265,7 +265,7 @@ pub async fn export_to(
     mut source: BackendSource<'_>,
     head: &Head,
     out: &mut (dyn Write + Send),
-    progress: &Progress,
+    progress: &TransferProgress,
 ) -> Result<Sum, TransferError> {
     let failed = |source| TransferError::File {
         what: "the export cannot be written".into(),

@@ -11,9 +11,9 @@ use ragstone_core::error::InvalidInput;
 use ragstone_core::storage::ExportedDocument;
 use sha2::{Digest, Sha256};
 
-use crate::format::{Claim, Head, Sum, Summing, head_sha256};
+use crate::format::{ExportClaim, Head, Sum, Summing, head_sha256};
 use crate::transfer::check_claim;
-use crate::{BATCH, DocumentLine, Source, TransferError};
+use crate::{BATCH, DocumentLine, DocumentSource, TransferError};
 
 /// A line may not be longer than this.
 const LONGEST_LINE: u64 = 1 << 30;
@@ -28,7 +28,7 @@ pub struct FileSource {
     /// Of the line that it was read from.
     head_sha256: String,
     lines: Option<Lines>,
-    claim: Option<Claim>,
+    claim: Option<ExportClaim>,
 }
 
 pub(super) struct Lines {
@@ -57,9 +57,9 @@ impl FileSource {
             .map_err(failed)?;
         let source = Self::begin(Lines::of(file), &shown)?;
         let mut last = tail.trim_ascii_end().rsplit(|byte| *byte == b'\n');
-        let is_end = |line: &[u8]| Claim::parse(line).map(|claim| claim.is_some());
+        let is_end = |line: &[u8]| ExportClaim::parse(line).map(|claim| claim.is_some());
         let end = last.next();
-        if let Some(Ok(Some(claim))) = end.map(Claim::parse) {
+        if let Some(Ok(Some(claim))) = end.map(ExportClaim::parse) {
             let damaged = |problem: InvalidInput| InvalidInput::new(format!("{shown}: {problem}"));
             claim.check_head(&source.head_sha256).map_err(damaged)?;
         }
@@ -107,7 +107,7 @@ fn incomplete(what: &str) -> InvalidInput {
 }
 
 #[async_trait]
-impl Source for FileSource {
+impl DocumentSource for FileSource {
     async fn next(&mut self) -> Result<Vec<ExportedDocument>, TransferError> {
         if self.claim.is_some() {
             return Ok(Vec::new());
@@ -132,7 +132,7 @@ impl Source for FileSource {
         Ok(documents)
     }
 
-    fn claim(&self) -> Option<&Claim> {
+    fn claim(&self) -> Option<&ExportClaim> {
         self.claim.as_ref()
     }
 }
@@ -151,14 +151,14 @@ impl Lines {
     }
 
     /// Documents, and the last line if it was reached.
-    fn batch(&mut self) -> Result<(Vec<ExportedDocument>, Option<Claim>), TransferError> {
+    fn batch(&mut self) -> Result<(Vec<ExportedDocument>, Option<ExportClaim>), TransferError> {
         let mut documents = Vec::new();
         let mut bytes = 0;
         while documents.len() < BATCH && bytes < BATCH_BYTES {
             let Some(line) = self.next()? else {
                 return Err(incomplete("this").into());
             };
-            let claim = Claim::parse(&line).map_err(|problem| self.at(problem.message()))?;
+            let claim = ExportClaim::parse(&line).map_err(|problem| self.at(problem.message()))?;
             if claim.is_some() {
                 if self.next()?.is_some() {
                     return Err(self.at(AFTER_THE_END).into());

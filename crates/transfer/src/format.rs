@@ -94,14 +94,14 @@ impl<'a> End<'a> {
 /// The last line, as it is read: one of somebody's own may do without the checksum.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Claim {
+pub struct ExportClaim {
     pub documents: u64,
     pub sha256: Option<String>,
     /// Of the first line.
     head_sha256: Option<String>,
 }
 
-impl Claim {
+impl ExportClaim {
     pub(super) fn check_head(&self, found: &str) -> Result<(), InvalidInput> {
         match &self.head_sha256 {
             Some(claimed) if claimed != found => Err(InvalidInput::new(format!(

@@ -23,7 +23,7 @@ use ragstone_core::{Collection, CollectionName};
 
 pub use export::{Begun, ExportFile, export_file, export_to};
 pub use file::{FileSource, verify_file};
-pub use format::{Claim, Head, Sum};
+pub use format::{ExportClaim, Head, Sum};
 pub use ragstone_core::document_line::{DocumentLine, read_documents};
 pub use transfer::{Transferred, transfer};
 
@@ -60,12 +60,12 @@ pub async fn describe(backend: &dyn Backend, name: &CollectionName) -> Result<Co
 
 /// Documents in order, a batch at a time.
 #[async_trait]
-pub trait Source: Send {
+pub trait DocumentSource: Send {
     /// None after the last.
     async fn next(&mut self) -> Result<Vec<ExportedDocument>, TransferError>;
 
     /// What the source itself says of all its documents, once they have been read.
-    fn claim(&self) -> Option<&Claim> {
+    fn claim(&self) -> Option<&ExportClaim> {
         None
     }
 }
@@ -147,7 +147,7 @@ impl<'a> BackendSource<'a> {
 }
 
 #[async_trait]
-impl Source for BackendSource<'_> {
+impl DocumentSource for BackendSource<'_> {
     async fn next(&mut self) -> Result<Vec<ExportedDocument>, TransferError> {
         self.up_to(BATCH).await
     }
@@ -155,9 +155,9 @@ impl Source for BackendSource<'_> {
 
 /// How many documents are done, for whoever shows it.
 #[derive(Debug, Clone, Default)]
-pub struct Progress(Arc<AtomicU64>);
+pub struct TransferProgress(Arc<AtomicU64>);
 
-impl Progress {
+impl TransferProgress {
     pub fn documents(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }

@@ -71,13 +71,20 @@ async fn export(source_of: &dyn Backend, path: &Path) -> Result<Sum, TransferErr
     let head = Head::of(&source_of.collection(&docs).await?);
     let mut source = BackendSource::new(source_of, &docs);
     let (file, _) = ExportFile::begin(path, &head, &mut source).await?;
-    export_file(source, file, &Progress::default()).await
+    export_file(source, file, &TransferProgress::default()).await
 }
 
 async fn import(path: &Path, source_of: &dyn Backend) -> Result<Transferred, TransferError> {
     let mut source = FileSource::open(path)?;
     let head = source.head.clone();
-    transfer(&mut source, &head, source_of, &name("docs"), &Progress::default()).await
+    transfer(
+        &mut source,
+        &head,
+        source_of,
+        &name("docs"),
+        &TransferProgress::default(),
+    )
+    .await
 }
 
 #[tokio::test]
@@ -355,7 +362,7 @@ async fn damaged_files_are_refused_with_the_line_at_fault() {
     let mut source = FileSource::open(&at("bad")).unwrap();
     let head = source.head.clone();
     let docs = name("docs");
-    let moved = transfer(&mut source, &head, &there, &docs, &Progress::default()).await;
+    let moved = transfer(&mut source, &head, &there, &docs, &TransferProgress::default()).await;
     let refusal = moved.unwrap_err().to_string();
     assert!(
         refusal.contains("2 documents were stored in collection 'docs'"),

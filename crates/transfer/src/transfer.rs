@@ -11,8 +11,8 @@ use ragstone_core::collection::shorten;
 use ragstone_core::error::InvalidInput;
 use ragstone_core::storage::{ExportedDocument, StorageError, VectorPrecision};
 
-use crate::format::{Claim, Head, Sum, Summing};
-use crate::{BackendSource, Progress, Source, TransferError};
+use crate::format::{ExportClaim, Head, Sum, Summing};
+use crate::{BackendSource, DocumentSource, TransferError, TransferProgress};
 
 const RETRY: Backoff = Backoff {
     max_attempts: 10,
@@ -34,11 +34,11 @@ pub struct Transferred {
 /// The collection must not be there, or be empty, or hold the first of the documents; else nothing
 /// is changed.
 pub async fn transfer(
-    source: &mut dyn Source,
+    source: &mut dyn DocumentSource,
     head: &Head,
     target: &dyn Backend,
     name: &CollectionName,
-    progress: &Progress,
+    progress: &TransferProgress,
 ) -> Result<Transferred, TransferError> {
     let created = ensure_collection(target, name, head).await?;
     let mut stored = 0;
@@ -84,10 +84,10 @@ impl From<BackendError> for Broken {
 
 /// `stored` tells how many documents were added.
 async fn fill(
-    source: &mut dyn Source,
+    source: &mut dyn DocumentSource,
     target: &dyn Backend,
     name: &CollectionName,
-    progress: &Progress,
+    progress: &TransferProgress,
     stored: &mut usize,
 ) -> Result<Transferred, Broken> {
     let vectors = target.vector_precision().await?;
@@ -210,7 +210,7 @@ async fn compare(
     Ok(())
 }
 
-pub(super) fn check_claim(claim: Option<&Claim>, sum: &Sum) -> Result<(), InvalidInput> {
+pub(super) fn check_claim(claim: Option<&ExportClaim>, sum: &Sum) -> Result<(), InvalidInput> {
     let Some(claim) = claim else { return Ok(()) };
     let problem = match &claim.sha256 {
         _ if claim.documents != sum.documents => format!(
@@ -306,10 +306,10 @@ fn explain(different: Different, name: &CollectionName) -> TransferError {
 
 /// Goes through both as far as the target reaches; gives what was read of the source beyond that.
 async fn common_beginning(
-    source: &mut dyn Source,
+    source: &mut dyn DocumentSource,
     there: &mut BackendSource<'_>,
     sum: &mut Sums,
-    progress: &Progress,
+    progress: &TransferProgress,
 ) -> Result<VecDeque<ExportedDocument>, Different> {
     let mut ours = VecDeque::new();
     let mut theirs: VecDeque<ExportedDocument> = VecDeque::new();

@@ -12,7 +12,7 @@
 //! Continuity is a logistic function of what a reader would look at: words that refer back or add to
 //! what was said, similarity to the topic by the embedding model, words shared with the topic, names that
 //! the topic does not have, and how many words the message brings of its own, since one that brings many
-//! can stand alone. The numbers are in [`Weights`]; they were fitted on one half of a set of dialogues and
+//! can stand alone. The numbers are in [`ContinuityWeights`]; they were fitted on one half of a set of dialogues and
 //! checked on the other, where dialogues were also spliced to change subject in the middle.
 //!
 //! Messages that mean nothing alone continue the topic whatever else speaks against it: less than a
@@ -57,7 +57,7 @@ const LIKELY_CUT: f64 = 0.6;
 
 /// How much each observation speaks for continuing the topic, in log-odds.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Weights {
+pub struct ContinuityWeights {
     pub base: f64,
     pub personal_pronoun: f64,
     /// For "it".
@@ -84,7 +84,7 @@ pub struct Weights {
     pub doubt_of_a_cut: f64,
 }
 
-impl Default for Weights {
+impl Default for ContinuityWeights {
     fn default() -> Self {
         Self {
             base: -2.4,
@@ -132,7 +132,7 @@ pub struct QueryVariant {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
+pub enum TopicRelation {
     /// There is no topic yet.
     First,
     /// The message most likely continues the topic.
@@ -143,7 +143,7 @@ pub enum Standing {
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct QueryPlan {
-    pub standing: Standing,
+    pub standing: TopicRelation,
     /// How likely the message continues the topic, 0 to 1; 0 where there is none.
     pub continuity: f64,
     /// At least one, the one that counts most first.
@@ -202,7 +202,7 @@ pub fn plan(
     state: &ConversationState,
     message: &str,
     similarity: Option<f32>,
-    weights: &Weights,
+    weights: &ContinuityWeights,
 ) -> QueryPlan {
     if is_courtesy(message) {
         return after_a_courtesy(state, message);
@@ -211,7 +211,7 @@ pub fn plan(
     let line = as_line(message);
     if state.since.is_empty() {
         return QueryPlan {
-            standing: Standing::First,
+            standing: TopicRelation::First,
             continuity: 0.0,
             // Word by word as if there were no conversation.
             variants: vec![QueryVariant {
@@ -253,9 +253,9 @@ pub fn plan(
     };
     QueryPlan {
         standing: if continuity < 0.5 {
-            Standing::Changes
+            TopicRelation::Changes
         } else {
-            Standing::Continues
+            TopicRelation::Continues
         },
         continuity,
         variants: variants(state, &cues, message, &line, continuity),
@@ -273,9 +273,9 @@ fn after_a_courtesy(state: &ConversationState, message: &str) -> QueryPlan {
             keywords: message.to_owned(),
             ..alone(message, 1.0)
         };
-        (Standing::First, 0.0, vec![variant])
+        (TopicRelation::First, 0.0, vec![variant])
     } else {
-        (Standing::Continues, 1.0, vec![in_topic(topic.clone(), 1.0)])
+        (TopicRelation::Continues, 1.0, vec![in_topic(topic.clone(), 1.0)])
     };
     QueryPlan {
         standing,
@@ -374,7 +374,12 @@ fn in_topic(text: String, weight: f64) -> QueryVariant {
     }
 }
 
-fn continuity_log_odds(topic: &[String], message: &Cues, similarity: Option<f32>, weights: &Weights) -> f64 {
+fn continuity_log_odds(
+    topic: &[String],
+    message: &Cues,
+    similarity: Option<f32>,
+    weights: &ContinuityWeights,
+) -> f64 {
     /// Half way between what messages that continue a topic and messages that do not have on average.
     const UNKNOWN_SIMILARITY: f64 = 0.28;
     let similarity = similarity

@@ -11,13 +11,13 @@ fn after(messages: &[(&str, f32)]) -> ConversationState {
 }
 
 fn next_plan(state: &ConversationState, message: &str, similarity: Option<f32>) -> QueryPlan {
-    plan(state, message, similarity, &Weights::default())
+    plan(state, message, similarity, &ContinuityWeights::default())
 }
 
 #[test]
 fn the_first_message_is_searched_for_as_it_is() {
     let plan = next_plan(&ConversationState::default(), "  What is InstructLab?\n", None);
-    assert_eq!(plan.standing, Standing::First);
+    assert_eq!(plan.standing, TopicRelation::First);
     assert_eq!(plan.query_text(), "  What is InstructLab?\n");
     assert_eq!(plan.variants.len(), 1);
     assert_eq!(plan.variants[0].keywords, plan.query_text());
@@ -30,7 +30,7 @@ fn the_first_message_is_searched_for_as_it_is() {
 fn a_pronoun_is_resolved_by_the_topic() {
     let state = after(&[("What is InstructLab?", 0.0)]);
     let plan = next_plan(&state, "Does it integrate with OpenShift AI?", Some(0.35));
-    assert_eq!(plan.standing, Standing::Continues);
+    assert_eq!(plan.standing, TopicRelation::Continues);
     assert_eq!(
         plan.query_text(),
         "What is InstructLab? Does it integrate with OpenShift AI?"
@@ -47,10 +47,10 @@ fn a_pronoun_is_resolved_by_the_topic() {
 fn it_refers_to_what_was_said() {
     let state = after(&[("Which vector databases does the platform support?", 0.0)]);
     let plan = next_plan(&state, "Does it integrate with OpenShift AI?", Some(0.11));
-    assert_eq!(plan.standing, Standing::Continues);
+    assert_eq!(plan.standing, TopicRelation::Continues);
     assert!(plan.topic.contains("vector databases"), "{}", plan.topic);
     let plan = next_plan(&state, "Does that also integrate with OpenShift AI?", Some(0.11));
-    assert_eq!(plan.standing, Standing::Continues);
+    assert_eq!(plan.standing, TopicRelation::Continues);
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn a_new_subject_is_searched_for_alone_first() {
         ("Does it integrate with OpenShift AI?", 0.4),
     ]);
     let plan = next_plan(&state, "How do tulips survive cold winters?", Some(0.02));
-    assert_eq!(plan.standing, Standing::Changes);
+    assert_eq!(plan.standing, TopicRelation::Changes);
     assert_eq!(plan.query_text(), "How do tulips survive cold winters?");
     assert_eq!(plan.topic, "How do tulips survive cold winters?");
     assert_eq!(plan.next.topic(), plan.topic);

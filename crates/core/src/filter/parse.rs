@@ -33,17 +33,17 @@ impl Filter {
     pub fn parse(value: &Value) -> Result<Self, InvalidInput> {
         match value {
             Value::Null => Ok(Self::everything()),
-            Value::Object(object) => Parser { nodes: 0 }.object(object, 1),
+            Value::Object(object) => FilterParser { nodes: 0 }.object(object, 1),
             other => Err(refuse(format!("must be a JSON object, not {}", kind(other)))),
         }
     }
 }
 
-struct Parser {
+struct FilterParser {
     nodes: usize,
 }
 
-impl Parser {
+impl FilterParser {
     fn object(&mut self, object: &Map<String, Value>, depth: usize) -> Result<Filter, InvalidInput> {
         check_depth(depth)?;
         let mut parts = Vec::with_capacity(object.len());

@@ -7,7 +7,7 @@ use ragstone_core::storage::StorageError;
 use serde::{Deserialize, Serialize};
 
 use super::{NewItem, NewJob};
-use crate::{Earlier, InputOptions, Kind, Report};
+use crate::{Earlier, FileKind, InputOptions, Report};
 use ragstone_lease::Leased;
 
 pub(super) const KIND: &str = "job";
@@ -95,7 +95,7 @@ pub(super) struct JobRecord {
 pub(super) struct ItemRecord {
     pub(super) source: String,
     /// Absent for files that cannot be read.
-    pub(super) kind: Option<Kind>,
+    pub(super) kind: Option<FileKind>,
     pub(super) bytes: u64,
     pub(super) parts: usize,
     pub(super) partial: bool,
@@ -132,13 +132,13 @@ pub(super) fn group(collection: &str, finished: bool) -> String {
 }
 
 /// A record with the version it was read at.
-pub(super) struct Stored {
+pub(super) struct StoredJob {
     pub(super) id: String,
     pub(super) version: u64,
     pub(super) record: JobRecord,
 }
 
-impl Stored {
+impl StoredJob {
     pub(super) fn read(record: &Record) -> Option<Self> {
         let mut parsed: JobRecord = serde_json::from_slice(&record.value).ok()?;
         if !parsed.items.is_empty() {
@@ -153,7 +153,7 @@ impl Stored {
     }
 }
 
-impl Leased for Stored {
+impl Leased for StoredJob {
     fn put(&self, run_at: Option<Millis>) -> Result<RecordChange, StorageError> {
         Ok(self.record.put(&self.id, run_at, Expect::Version(self.version)))
     }
@@ -227,7 +227,7 @@ impl Items {
     }
 
     /// The items of a job; none once it is finished.
-    pub(super) async fn of(stored: &Stored, records: &dyn Records) -> Result<Self, StorageError> {
+    pub(super) async fn of(stored: &StoredJob, records: &dyn Records) -> Result<Self, StorageError> {
         let mut list = stored.record.items.clone();
         if list.is_empty() {
             let found = records.get(ITEMS_KIND, std::slice::from_ref(&stored.id)).await?;

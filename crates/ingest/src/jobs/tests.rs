@@ -69,7 +69,7 @@ impl Embedder for AwayEmbedder {
 fn new_job(items: Vec<(&str, Vec<u8>)>) -> NewJob {
     let items = items.into_iter().map(|(source, bytes)| NewItem {
         source: source.to_owned(),
-        kind: Kind::of_path(std::path::Path::new(source)),
+        kind: FileKind::of_path(std::path::Path::new(source)),
         bytes,
         partial: None,
         options: InputOptions::default(),

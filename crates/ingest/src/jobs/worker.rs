@@ -11,8 +11,8 @@ use ragstone_core::storage::StorageError;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 
-use super::stored::{ItemRecord, Items, JobRecord, KIND, PART_KIND, Stored};
-use super::{JobState, Jobs, Running};
+use super::stored::{ItemRecord, Items, JobRecord, KIND, PART_KIND, StoredJob};
+use super::{JobState, Jobs, RunningJob};
 use crate::{IngestTarget, Input, Progress, UNKNOWN_TYPE};
 use ragstone_core::backend::BackendError;
 use ragstone_lease::{ClaimRequest, Leases, millis, now};
@@ -40,14 +40,14 @@ const MAX_CRASHES: u32 = 3;
 const QUEUE_DELAY: Millis = 200;
 
 /// Serves the queue until it is stopped.
-pub struct Worker {
+pub struct JobWorker {
     jobs: Jobs,
     /// True once the server stops: release what is in flight.
     stop: watch::Sender<bool>,
     tasks: Vec<JoinHandle<()>>,
 }
 
-impl Worker {
+impl JobWorker {
     pub(super) fn new(jobs: Jobs) -> Self {
         Self {
             jobs,
@@ -76,7 +76,7 @@ impl Worker {
     }
 }
 
-impl Drop for Worker {
+impl Drop for JobWorker {
     fn drop(&mut self) {
         for task in &self.tasks {
             task.abort();
@@ -93,8 +93,8 @@ async fn serve(jobs: &Jobs, mut stop: watch::Receiver<bool>) {
     let shared = Arc::clone(&jobs.shared);
     while !*stop.borrow() {
         match work_once(jobs, &mut stop).await {
-            Ok(Next::Continue) => {}
-            Ok(Next::Stop) => return,
+            Ok(NextJob::Continue) => {}
+            Ok(NextJob::Stop) => return,
             idle => {
                 if let Err(error) = idle {
                     tracing::warn!(%error, "the job queue could not be read");
@@ -110,7 +110,7 @@ async fn serve(jobs: &Jobs, mut stop: watch::Receiver<bool>) {
 }
 
 /// What the worker does after a job.
-enum Next {
+enum NextJob {
     Continue,
     /// Nothing is due: wait.
     Wait,
@@ -123,32 +123,32 @@ pub(super) async fn claim(jobs: &Jobs, now: Millis) -> Result<Option<Record>, St
     Ok(claim.take().into_iter().flatten().next())
 }
 
-async fn work_once(jobs: &Jobs, stop: &mut watch::Receiver<bool>) -> Result<Next, StorageError> {
+async fn work_once(jobs: &Jobs, stop: &mut watch::Receiver<bool>) -> Result<NextJob, StorageError> {
     let now = now();
     let Some(record) = claim(jobs, now).await? else {
-        return Ok(Next::Wait);
+        return Ok(NextJob::Wait);
     };
-    let Some(stored) = Stored::read(&record) else {
+    let Some(stored) = StoredJob::read(&record) else {
         tracing::error!(job = record.key, "the record of a job is damaged; deleting it");
         jobs.ingestion
             .records
             .apply(vec![delete_job(&record.key, record.version)])
             .await?;
-        return Ok(Next::Continue);
+        return Ok(NextJob::Continue);
     };
     if stored.record.state.is_final() {
         // Its retention is over. Its documents should be gone; a crash may have left some.
         jobs.drop_items(&stored).await?;
         let gone = delete_job(&stored.id, stored.version);
         jobs.ingestion.records.apply(vec![gone]).await?;
-        return Ok(Next::Continue);
+        return Ok(NextJob::Continue);
     }
     if let Some(first) = jobs.first_open(&stored.record.collection).await?
         && first.key != stored.id
     {
         let run_at = first.run_at.unwrap_or(now).max(now + QUEUE_DELAY);
         release(jobs, stored, run_at).await?;
-        return Ok(Next::Continue);
+        return Ok(NextJob::Continue);
     }
     let id = stored.id.clone();
     let next = run_job(jobs, stored, stop).await;
@@ -170,14 +170,14 @@ fn delete_job(id: &str, version: u64) -> RecordChange {
 
 async fn run_job(
     jobs: &Jobs,
-    mut stored: Stored,
+    mut stored: StoredJob,
     stop: &mut watch::Receiver<bool>,
-) -> Result<Next, StorageError> {
+) -> Result<NextJob, StorageError> {
     let items = jobs.items(&stored).await?;
     if let Some(reason) = why_given_up(&stored.record, &items) {
         tracing::error!(job = stored.id, reason, "ingestion job given up");
         jobs.end(&mut stored, JobState::Failed, Some(reason)).await?;
-        return Ok(Next::Continue);
+        return Ok(NextJob::Continue);
     }
     let record = &mut stored.record;
     record.state = JobState::Running;
@@ -200,10 +200,10 @@ async fn run_job(
         if group.is_empty() {
             jobs.end(&mut stored, JobState::Done, None).await?;
             tracing::info!(job = stored.id, "ingestion job done");
-            return Ok(Next::Continue);
+            return Ok(NextJob::Continue);
         }
         let progress = Arc::new(Progress::default());
-        let running = Running {
+        let running = RunningJob {
             before: stored.record.report.clone(),
             progress: Arc::clone(&progress),
             cancel: Arc::clone(&cancel),
@@ -221,7 +221,7 @@ async fn run_job(
         // Stored before the work begins: should the process die, the next one finds the attempt.
         stored.record.crashes += 1;
         if !renew(jobs, &mut stored).await? {
-            return Ok(Next::Continue);
+            return Ok(NextJob::Continue);
         }
         let record = stored.record.clone();
         let work = GroupOfItems {
@@ -246,7 +246,7 @@ async fn run_job(
                 record.crashes = 0;
                 record.error = None;
                 if !renew(jobs, &mut stored).await? {
-                    return Ok(Next::Continue);
+                    return Ok(NextJob::Continue);
                 }
                 let parts = items.delete_parts(group);
                 jobs.ingestion.records.apply(parts).await?;
@@ -254,7 +254,7 @@ async fn run_job(
             Ok(Err(error)) => {
                 stored.record.crashes -= 1;
                 give_up_or_retry(jobs, stored, error).await?;
-                return Ok(Next::Continue);
+                return Ok(NextJob::Continue);
             }
             Err(interrupted) => {
                 stored.record.crashes -= 1;
@@ -301,7 +301,7 @@ enum Interrupted {
 /// Works while holding the lease.
 async fn attend<T>(
     jobs: &Jobs,
-    stored: &mut Stored,
+    stored: &mut StoredJob,
     work: impl Future<Output = T>,
     cancel: &Notify,
     stop: &mut watch::Receiver<bool>,
@@ -319,15 +319,15 @@ async fn attend<T>(
         .unwrap_or(Err(Interrupted::Lost))
 }
 
-async fn leave(jobs: &Jobs, stored: Stored, interrupted: Interrupted) -> Result<Next, StorageError> {
+async fn leave(jobs: &Jobs, stored: StoredJob, interrupted: Interrupted) -> Result<NextJob, StorageError> {
     match interrupted {
         Interrupted::Lost => {
             tracing::info!(job = stored.id, "ingestion job cancelled or taken over");
-            Ok(Next::Continue)
+            Ok(NextJob::Continue)
         }
         Interrupted::Stopping => {
             release(jobs, stored, now()).await?;
-            Ok(Next::Stop)
+            Ok(NextJob::Stop)
         }
     }
 }
@@ -390,7 +390,7 @@ async fn ingest_group(jobs: &Jobs, record: &JobRecord, work: GroupOfItems<'_>) -
 }
 
 /// Stores the record with a new lease. `false` if the job was cancelled or taken over.
-async fn renew(jobs: &Jobs, stored: &mut Stored) -> Result<bool, StorageError> {
+async fn renew(jobs: &Jobs, stored: &mut StoredJob) -> Result<bool, StorageError> {
     let is_ours = LEASES.renew(&*jobs.ingestion.records, stored).await?;
     if !is_ours {
         tracing::info!(job = stored.id, "ingestion job cancelled or taken over");
@@ -399,7 +399,7 @@ async fn renew(jobs: &Jobs, stored: &mut Stored) -> Result<bool, StorageError> {
 }
 
 /// Puts a job back into the queue.
-async fn release(jobs: &Jobs, mut stored: Stored, run_at: Millis) -> Result<(), StorageError> {
+async fn release(jobs: &Jobs, mut stored: StoredJob, run_at: Millis) -> Result<(), StorageError> {
     stored.record.state = JobState::Queued;
     LEASES
         .release(&*jobs.ingestion.records, &[stored], |_| run_at)
@@ -407,7 +407,11 @@ async fn release(jobs: &Jobs, mut stored: Stored, run_at: Millis) -> Result<(), 
 }
 
 /// Retries a job that failed for a passing reason, and ends any other.
-async fn give_up_or_retry(jobs: &Jobs, mut stored: Stored, error: BackendError) -> Result<(), StorageError> {
+async fn give_up_or_retry(
+    jobs: &Jobs,
+    mut stored: StoredJob,
+    error: BackendError,
+) -> Result<(), StorageError> {
     let retry_after = match &error {
         BackendError::Model(error) => error.retry_after(),
         BackendError::Storage(StorageError::Unavailable { retry_after, .. }) => Some(*retry_after),

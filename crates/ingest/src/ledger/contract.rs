@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use ragstone_core::error::InvalidInput;
 use ragstone_core::model::{EmbedInput, ModelError, Role};
 
-use super::{Entry, Ledger, LedgerKey, Scope};
+use super::{Ledger, LedgerEntry, LedgerKey, LedgerScope};
 use ragstone_core::backend::BackendError;
 use ragstone_core::models::Models;
 use ragstone_core::models::embed_all;
@@ -59,7 +59,7 @@ pub struct Embedded {
     pub truncated: Vec<usize>,
 }
 
-struct Chunk {
+struct LedgerChunk {
     index: usize,
     id: String,
     content: String,
@@ -99,13 +99,13 @@ pub async fn embed_chunks(
         ))
         .into());
     }
-    let scope = Scope::KnowledgeBase(&knowledge_base);
-    let chunks: Vec<Chunk> = checked
+    let scope = LedgerScope::KnowledgeBase(&knowledge_base);
+    let chunks: Vec<LedgerChunk> = checked
         .into_iter()
         .enumerate()
         .map(|(index, (id, content, content_hash))| {
             let key = LedgerKey::new(scope, &content_hash, &model);
-            Chunk {
+            LedgerChunk {
                 index,
                 id,
                 content,
@@ -122,7 +122,7 @@ pub async fn embed_chunks(
     let _turn = ledger.turn(unknown.clone()).await;
     known.extend(ledger.find(&unknown).await?);
     let mut skipped = Vec::new();
-    let mut new: Vec<Chunk> = Vec::new();
+    let mut new: Vec<LedgerChunk> = Vec::new();
     let mut keys_of_new = HashSet::new();
     for chunk in chunks {
         if known.contains_key(&chunk.key) || !keys_of_new.insert(chunk.key.clone()) {
@@ -147,7 +147,7 @@ pub async fn embed_chunks(
             let embedding_id = chunk.key.embedding_id();
             (
                 chunk.key.clone(),
-                Entry {
+                LedgerEntry {
                     embedding_id,
                     vector: embedding.vector.clone(),
                 },
@@ -165,7 +165,7 @@ pub async fn embed_chunks(
         // The id follows from the key, so it is also that of the request that came first.
         let embedding_id = chunk.key.embedding_id();
         if !skipped.is_empty() || !written {
-            let entry = Entry {
+            let entry = LedgerEntry {
                 embedding_id: embedding_id.clone(),
                 vector: embedding.vector.clone(),
             };

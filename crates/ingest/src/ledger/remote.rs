@@ -13,10 +13,10 @@ use ragstone_core::model::{
 };
 use ragstone_core::storage::StorageError;
 use ragstone_providers::embedding::{
-    Chunk, ContractAnswer, ContractClient, ContractRequest, model_error, split_by,
+    ContractAnswer, ContractChunk, ContractClient, ContractRequest, model_error, split_by,
 };
 
-use super::{Entry, Ledger, LedgerKey, Scope};
+use super::{Ledger, LedgerEntry, LedgerKey, LedgerScope};
 use crate::chunk::content_hash;
 
 /// The limits of one request. Services refuse bodies of more than a few megabytes.
@@ -25,7 +25,7 @@ const REQUEST: CallLimits = CallLimits {
     bytes: 1 << 20,
 };
 
-type Known = HashMap<LedgerKey, Entry>;
+type Known = HashMap<LedgerKey, LedgerEntry>;
 
 #[derive(Debug, Clone)]
 pub struct ContractSettings {
@@ -37,12 +37,12 @@ pub struct ContractSettings {
 
 /// Sends new content to an external embedding service.
 pub struct ContractEmbedder {
-    service: Service,
+    service: ContractService,
     ledger: Ledger,
 }
 
 /// The service without the ledger.
-struct Service {
+struct ContractService {
     client: ContractClient,
     settings: ContractSettings,
 }
@@ -51,7 +51,7 @@ type Text = (LedgerKey, String);
 
 /// Embeds one word to see whether the service works. Nothing is stored.
 pub async fn probe(client: ContractClient, settings: ContractSettings) -> Result<(), ModelError> {
-    let service = Service { client, settings };
+    let service = ContractService { client, settings };
     let ping = service.keyed("ping".to_owned());
     service.ask_anew(&[ping]).await.map(drop)
 }
@@ -59,7 +59,7 @@ pub async fn probe(client: ContractClient, settings: ContractSettings) -> Result
 impl ContractEmbedder {
     pub fn new(client: ContractClient, ledger: Ledger, settings: ContractSettings) -> Self {
         Self {
-            service: Service { client, settings },
+            service: ContractService { client, settings },
             ledger,
         }
     }
@@ -88,8 +88,8 @@ impl ContractEmbedder {
         self.record(entries).await
     }
 
-    async fn record(&self, entries: Vec<(LedgerKey, Entry)>) -> Result<(), ModelError> {
-        let scope = Scope::Service(&self.service.settings.knowledgebase_id);
+    async fn record(&self, entries: Vec<(LedgerKey, LedgerEntry)>) -> Result<(), ModelError> {
+        let scope = LedgerScope::Service(&self.service.settings.knowledgebase_id);
         let recorded = self.ledger.record_in(scope, entries).await;
         recorded.map(drop).map_err(ledger_failed)
     }
@@ -121,16 +121,16 @@ impl ContractEmbedder {
     }
 }
 
-impl Service {
+impl ContractService {
     /// A text with its key in the ledger.
     fn keyed(&self, text: String) -> Text {
-        let scope = Scope::Service(&self.settings.knowledgebase_id);
+        let scope = LedgerScope::Service(&self.settings.knowledgebase_id);
         let key = LedgerKey::new(scope, &content_hash(&text), &self.settings.info.identity);
         (key, text)
     }
 
     /// Asks under an unused knowledge base, where all content is new.
-    async fn ask_anew(&self, chunks: &[Text]) -> Result<Vec<(LedgerKey, Entry)>, ModelError> {
+    async fn ask_anew(&self, chunks: &[Text]) -> Result<Vec<(LedgerKey, LedgerEntry)>, ModelError> {
         let unused = format!("{}-{}", self.settings.knowledgebase_id, uuid::Uuid::new_v4());
         let (entries, skipped) = self.ask(&unused, chunks).await?;
         if skipped.is_empty() {
@@ -145,12 +145,12 @@ impl Service {
         &self,
         knowledge_base: &str,
         new: &[Text],
-    ) -> Result<(Vec<(LedgerKey, Entry)>, Vec<String>), ModelError> {
+    ) -> Result<(Vec<(LedgerKey, LedgerEntry)>, Vec<String>), ModelError> {
         let request = ContractRequest {
             knowledgebase_id: knowledge_base.to_owned(),
             chunks: new
                 .iter()
-                .map(|(key, text)| Chunk {
+                .map(|(key, text)| ContractChunk {
                     chunk_id: key.embedding_id(),
                     content: text.clone(),
                     content_hash: content_hash(text),
@@ -170,7 +170,7 @@ impl Service {
                 let key = keys.remove(&embedding.chunk_id)?.clone();
                 Some((
                     key,
-                    Entry {
+                    LedgerEntry {
                         embedding_id: embedding.embedding_id,
                         vector: embedding.vector,
                     },

@@ -442,7 +442,7 @@ fn model(id: &str, version: &str) -> ModelIdentity {
 
 #[test]
 fn entries_survive_their_encoding_and_damage_is_noticed() {
-    let entry = Entry {
+    let entry = LedgerEntry {
         embedding_id: "emb_ä".into(),
         vector: vec![1.5, -0.25],
     };
@@ -456,14 +456,14 @@ fn entries_survive_their_encoding_and_damage_is_noticed() {
 #[test]
 fn every_part_of_the_identity_makes_another_key() {
     let keys = [
-        LedgerKey::new(Scope::KnowledgeBase("k"), "h", &model("m", "1")),
-        LedgerKey::new(Scope::KnowledgeBase("k2"), "h", &model("m", "1")),
-        LedgerKey::new(Scope::KnowledgeBase("k"), "h2", &model("m", "1")),
-        LedgerKey::new(Scope::KnowledgeBase("k"), "h", &model("m2", "1")),
-        LedgerKey::new(Scope::KnowledgeBase("k"), "h", &model("m", "2")),
-        LedgerKey::new(Scope::KnowledgeBase("kh"), "", &model("m", "1")),
-        LedgerKey::new(Scope::Ingestion, "h", &model("m", "1")),
-        LedgerKey::new(Scope::Service("k"), "h", &model("m", "1")),
+        LedgerKey::new(LedgerScope::KnowledgeBase("k"), "h", &model("m", "1")),
+        LedgerKey::new(LedgerScope::KnowledgeBase("k2"), "h", &model("m", "1")),
+        LedgerKey::new(LedgerScope::KnowledgeBase("k"), "h2", &model("m", "1")),
+        LedgerKey::new(LedgerScope::KnowledgeBase("k"), "h", &model("m2", "1")),
+        LedgerKey::new(LedgerScope::KnowledgeBase("k"), "h", &model("m", "2")),
+        LedgerKey::new(LedgerScope::KnowledgeBase("kh"), "", &model("m", "1")),
+        LedgerKey::new(LedgerScope::Ingestion, "h", &model("m", "1")),
+        LedgerKey::new(LedgerScope::Service("k"), "h", &model("m", "1")),
     ];
     let distinct: std::collections::HashSet<_> = keys.iter().collect();
     assert_eq!(distinct.len(), keys.len());

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::kind::Kind;
+use crate::kind::FileKind;
 use crate::rows::{BadRow, Rows, SourceRow, rows};
 
 /// Rows of a stream wait no longer than this for more rows.
@@ -21,7 +21,7 @@ pub(super) enum Incoming {
     },
 }
 
-pub(super) enum Next {
+pub(super) enum NextDocument {
     Row(Result<SourceRow, BadRow>),
     /// No row arrived in time.
     Later,
@@ -30,7 +30,7 @@ pub(super) enum Next {
 
 impl Incoming {
     pub(super) fn live(
-        kind: Kind,
+        kind: FileKind,
         reader: impl Read + Send + 'static,
         max_row_bytes: usize,
     ) -> std::io::Result<Self> {
@@ -52,19 +52,19 @@ impl Incoming {
     }
 
     /// The next row; `since` is the arrival of the first row that waits for it.
-    pub(super) fn next(&mut self, since: Option<Instant>) -> Next {
+    pub(super) fn next(&mut self, since: Option<Instant>) -> NextDocument {
         let left = FLUSH_INTERVAL.saturating_sub(since.map_or(Duration::ZERO, |since| since.elapsed()));
         match self {
-            Self::Ready(rows) => rows.next().map_or(Next::End, Next::Row),
+            Self::Ready(rows) => rows.next().map_or(NextDocument::End, NextDocument::Row),
             Self::Live { rows, thread } => match rows.recv_timeout(left) {
-                Ok(row) => Next::Row(row),
-                Err(RecvTimeoutError::Timeout) => Next::Later,
+                Ok(row) => NextDocument::Row(row),
+                Err(RecvTimeoutError::Timeout) => NextDocument::Later,
                 Err(RecvTimeoutError::Disconnected) => {
                     if let Some(Err(panic)) = thread.take().map(JoinHandle::join) {
                         // Panics as if the rows had been read here.
                         std::panic::resume_unwind(panic);
                     }
-                    Next::End
+                    NextDocument::End
                 }
             },
         }

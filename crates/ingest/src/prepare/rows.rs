@@ -14,13 +14,13 @@ use ragstone_core::storage::StorageError;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::incoming::{Incoming, Next};
+use super::incoming::{Incoming, NextDocument};
 use super::{
     Content, Earlier, FinishedSource, Input, InputOptions, PipelineStep, Preparation, Refused, Stop,
     document_info,
 };
 use crate::chunk::{Chunk, Splitter, anchor, as_title, chunk_id, content_hash, keys};
-use crate::kind::Kind;
+use crate::kind::FileKind;
 use crate::manifest::Manifest;
 use crate::plan::{self, ChunkPlan, Existing};
 use crate::rows::{BadRow, ColumnType, MAX_METADATA_BYTES, SourceRow, column_types, metadata_bytes, rows};
@@ -50,11 +50,11 @@ pub(super) struct RowContent {
 impl RowContent {
     pub(super) fn open(
         content: Content,
-        kind: Kind,
+        kind: FileKind,
         options: &InputOptions,
         max_row_bytes: usize,
     ) -> std::io::Result<Self> {
-        let infer = kind == Kind::Csv && !options.csv_as_text;
+        let infer = kind == FileKind::Csv && !options.csv_as_text;
         let mut opened = Self {
             reader: Box::new(std::io::empty()),
             digest: None,
@@ -164,15 +164,15 @@ impl Preparation {
         loop {
             let mut is_due = false;
             match incoming.next(since) {
-                Next::Row(Ok(row)) => {
+                NextDocument::Row(Ok(row)) => {
                     let row = row.with_defaults(&metadata);
                     since.get_or_insert_with(Instant::now);
                     window_bytes += row.text.len();
                     window.push(row);
                 }
-                Next::Row(Err(bad)) => self.bad_row(&mut state, bad),
-                Next::Later => is_due = !window.is_empty(),
-                Next::End => break,
+                NextDocument::Row(Err(bad)) => self.bad_row(&mut state, bad),
+                NextDocument::Later => is_due = !window.is_empty(),
+                NextDocument::End => break,
             }
             if is_due || window.len() >= WINDOW_ROWS || window_bytes >= WINDOW_BYTES {
                 let bytes = consumed.swap(0, Ordering::Relaxed);
@@ -419,7 +419,7 @@ pub struct FileRows {
 
 impl FileRows {
     /// Notes the rows of the next part, and returns its context.
-    pub fn part(&mut self, kind: Kind, bytes: &[u8], max_row_bytes: usize) -> Earlier {
+    pub fn part(&mut self, kind: FileKind, bytes: &[u8], max_row_bytes: usize) -> Earlier {
         let mut earlier = Earlier {
             lines: self.lines,
             ..Earlier::default()

@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use super::{DocumentText, Unreadable, parse};
-use crate::kind::Kind;
+use crate::kind::FileKind;
 
 /// A waiting parent looks this often whether its document is still wanted.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -34,7 +34,7 @@ pub struct IsolatedReader {
 }
 
 /// The child's side: parses documents until standard input ends. The caller has limited this process.
-pub fn serve(kind: Kind, mut input: impl Read, mut output: impl Write) -> io::Result<()> {
+pub fn serve(kind: FileKind, mut input: impl Read, mut output: impl Write) -> io::Result<()> {
     let mut length = [0; 8];
     loop {
         match input.read_exact(&mut length) {
@@ -68,7 +68,7 @@ enum Parsed {
 /// A child, and the thread that talks to it.
 #[derive(Debug)]
 pub(super) struct ReaderProcess {
-    kind: Kind,
+    kind: FileKind,
     child: Child,
     documents: Sender<Vec<u8>>,
     answers: Receiver<io::Result<Parsed>>,
@@ -88,7 +88,7 @@ impl IsolatedReader {
     pub(super) fn read(
         &self,
         process: &mut Option<ReaderProcess>,
-        kind: Kind,
+        kind: FileKind,
         bytes: Vec<u8>,
         is_cancelled: &dyn Fn() -> bool,
     ) -> Result<DocumentText, Unreadable> {
@@ -149,7 +149,7 @@ impl IsolatedReader {
         }
     }
 
-    fn start(&self, kind: Kind) -> io::Result<ReaderProcess> {
+    fn start(&self, kind: FileKind) -> io::Result<ReaderProcess> {
         let mut child = Command::new(&self.program)
             .args(&self.arguments)
             .arg(kind.name())
@@ -229,7 +229,7 @@ mod tests {
             input.extend(page.as_bytes());
         }
         let mut output = Vec::new();
-        serve(Kind::Html, &input[..], &mut output).unwrap();
+        serve(FileKind::Html, &input[..], &mut output).unwrap();
         let mut answers = &output[..];
         for page in ["one", "two", ""] {
             let parsed = exchange(&mut Vec::new(), &mut answers, b"", 1 << 20).unwrap();
@@ -256,7 +256,7 @@ mod tests {
             let mut process = None;
             let bytes = vec![b'x'; 1 << 20];
             let refused = shell(script, timeout)
-                .read(&mut process, Kind::Pdf, bytes, &|| false)
+                .read(&mut process, FileKind::Pdf, bytes, &|| false)
                 .unwrap_err();
             assert!(refused.0.contains(reason), "{script}: {refused}");
             assert_eq!(process.is_some(), is_kept, "{script}");
@@ -273,7 +273,7 @@ mod tests {
         );
         let reader = shell(&script, Duration::from_secs(600));
         let started = AtomicBool::new(false);
-        let refused = reader.read(&mut None, Kind::Html, Vec::new(), &|| {
+        let refused = reader.read(&mut None, FileKind::Html, Vec::new(), &|| {
             started.store(pid_file.exists(), Ordering::Relaxed);
             started.load(Ordering::Relaxed)
         });

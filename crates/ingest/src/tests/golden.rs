@@ -5,14 +5,15 @@ use std::fmt::Write;
 use super::{WordModel, pdf};
 use crate::size::TokenSizer;
 use crate::{
-    Chunk, Content, DocumentReader, Input, InputOptions, Kind, ReadOptions, Splitter, Unreadable, each_chunk,
+    Chunk, Content, DocumentReader, FileKind, Input, InputOptions, ReadOptions, Splitter, Unreadable,
+    each_chunk,
 };
 
 const CHUNK_TOKENS: usize = 30;
 
 fn split(source: &str, bytes: &[u8]) -> Result<Vec<Chunk>, Unreadable> {
     let splitter = Splitter::new(TokenSizer::new(WordModel::new("1"), CHUNK_TOKENS), CHUNK_TOKENS);
-    let kind = Kind::of_path(std::path::Path::new(source)).unwrap();
+    let kind = FileKind::of_path(std::path::Path::new(source)).unwrap();
     let input = Input {
         source: source.into(),
         kind,
@@ -326,7 +327,7 @@ fn files_of_rows_may_be_larger_than_files_that_are_read_as_a_whole() {
     let splitter = Splitter::new(TokenSizer::new(WordModel::new("1"), CHUNK_TOKENS), CHUNK_TOKENS);
     let input = Input {
         source: "rows.jsonl".into(),
-        kind: Kind::JsonLines,
+        kind: FileKind::JsonLines,
         content: Content::File(path),
         options: InputOptions::default(),
     };

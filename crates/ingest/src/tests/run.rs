@@ -15,7 +15,7 @@ use super::WordModel;
 use crate::ledger::Ledger;
 use crate::walk::{WalkOptions, Walker};
 use crate::{
-    Content, Earlier, IngestTarget, Ingestion, Input, InputOptions, Kind, Progress, ReadOptions, Report,
+    Content, Earlier, FileKind, IngestTarget, Ingestion, Input, InputOptions, Progress, ReadOptions, Report,
 };
 use ragstone_core::models::Models;
 use ragstone_search::testing::{Parts, parts};
@@ -122,7 +122,7 @@ impl Bench {
 }
 
 pub(super) fn text(source: &str, text: &str) -> Input {
-    let kind = Kind::of_path(Path::new(source)).unwrap();
+    let kind = FileKind::of_path(Path::new(source)).unwrap();
     Input {
         source: source.into(),
         kind,
@@ -362,7 +362,7 @@ async fn rows_without_text_are_no_documents_and_are_told_of() {
         ),
     ] {
         let input = || Input {
-            kind: Kind::of_path(std::path::Path::new(source)).unwrap(),
+            kind: FileKind::of_path(std::path::Path::new(source)).unwrap(),
             ..text(source, rows)
         };
         let report = bench.ingest("c", vec![input()]).await;

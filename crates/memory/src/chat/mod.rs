@@ -13,7 +13,7 @@ use serde_json::Value;
 
 pub use render::HEADING;
 
-use crate::{Found, Rag, Retrieval};
+use crate::{Rag, Retrieval, RetrievedItem};
 
 /// The part of a long message that retrieval reads. Embedding models read no more than this.
 const MAX_QUERY_CHARS: usize = 8_000;
@@ -47,14 +47,14 @@ pub struct ContextAwareModelAdapter {
 
 /// A request with its context.
 #[derive(Debug)]
-pub struct Prepared {
+pub struct PreparedChat {
     pub request: ChatRequest,
     /// The items of the context, in the order of the prompt.
-    pub sources: Vec<Source>,
+    pub sources: Vec<ContextSource>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Source {
+pub struct ContextSource {
     pub collection: String,
     pub id: String,
 }
@@ -65,23 +65,23 @@ impl ContextAwareModelAdapter {
     }
 
     /// Adds the context. With a session, entries of other sessions are left out.
-    pub async fn prepare(&self, mut request: ChatRequest, session_key: Option<&str>) -> Prepared {
+    pub async fn prepare(&self, mut request: ChatRequest, session_key: Option<&str>) -> PreparedChat {
         let found = self.retrieve(&request, session_key).await;
         let count = |text: &str| render::count_tokens(self.rag.embedder(), text);
         let Some(section) = render::section(&found, self.options.token_budget, count) else {
-            return Prepared {
+            return PreparedChat {
                 request,
                 sources: Vec::new(),
             };
         };
         request.append_to_system(&section.text);
-        Prepared {
+        PreparedChat {
             request,
             sources: section.sources,
         }
     }
 
-    async fn retrieve(&self, request: &ChatRequest, session_key: Option<&str>) -> Vec<Found> {
+    async fn retrieve(&self, request: &ChatRequest, session_key: Option<&str>) -> Vec<RetrievedItem> {
         let Some(text) = request.last_user_text() else {
             return Vec::new();
         };

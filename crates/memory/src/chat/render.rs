@@ -8,8 +8,8 @@ use std::borrow::Cow;
 
 use ragstone_core::model::Embedder;
 
-use super::Source;
-use crate::Found;
+use super::ContextSource;
+use crate::RetrievedItem;
 
 pub const HEADING: &str = "## Semantic Context (RAG)";
 const LABEL: &str = "The items below were retrieved because they may help with the user's message. They are quoted \
@@ -20,13 +20,17 @@ const ELLIPSIS: &str = " …";
 /// The longest id that a heading shows.
 const MAX_LABEL_BYTES: usize = 64;
 
-pub(super) struct Section {
+pub(super) struct ContextSection {
     pub(super) text: String,
-    pub(super) sources: Vec<Source>,
+    pub(super) sources: Vec<ContextSource>,
 }
 
 /// As many items as fit into the budget, the last one truncated if necessary; `None` if there are none.
-pub(super) fn section(found: &[Found], budget: usize, count: impl Fn(&str) -> usize) -> Option<Section> {
+pub(super) fn section(
+    found: &[RetrievedItem],
+    budget: usize,
+    count: impl Fn(&str) -> usize,
+) -> Option<ContextSection> {
     let mut text = format!("{HEADING}\n\n{LABEL}");
     let mut left = budget.saturating_sub(count(&text));
     let mut sources = Vec::new();
@@ -55,7 +59,7 @@ pub(super) fn section(found: &[Found], budget: usize, count: impl Fn(&str) -> us
             }
         };
         text.push_str(&shown);
-        sources.push(Source {
+        sources.push(ContextSource {
             collection: item.collection.clone(),
             id: item.id.clone(),
         });
@@ -63,7 +67,7 @@ pub(super) fn section(found: &[Found], budget: usize, count: impl Fn(&str) -> us
             break;
         }
     }
-    (!sources.is_empty()).then_some(Section { text, sources })
+    (!sources.is_empty()).then_some(ContextSection { text, sources })
 }
 
 /// Counts with the model's own tokenizer, or estimates: a token is four ASCII characters or one of
@@ -126,8 +130,8 @@ mod tests {
     use super::*;
     use ragstone_core::document::Metadata;
 
-    fn item(id: &str, content: &str) -> Found {
-        Found {
+    fn item(id: &str, content: &str) -> RetrievedItem {
+        RetrievedItem {
             collection: "knowledge".into(),
             id: id.into(),
             content: content.into(),

@@ -7,7 +7,7 @@ use ragstone_core::model::{CallLimits, ModelError, RemoteFailure, RemoteFault};
 use ragstone_core::records::{Expect, RecordChange, Records};
 
 use super::support::*;
-use crate::{Buffer, BufferOptions, EmbeddingState, Kind, Memory, Ownership};
+use crate::{Buffer, BufferOptions, EmbeddingState, Memory, MemoryKind, Ownership};
 use ragstone_lease::{ClaimRequest, Leases, millis, now};
 
 const SOON: Duration = Duration::from_secs(30);
@@ -23,7 +23,7 @@ async fn req_emb_004_given_the_buffer_is_started_an_enqueued_request_is_processe
     assert_eq!(memory.status().await.unwrap().queued, 1);
     embedder.let_through(1);
     until_status(&memory, |status| status.embedded == 1 && status.queued == 0).await;
-    let entry = memory.entry(Kind::Knowledge, "k").await.unwrap().unwrap();
+    let entry = memory.entry(MemoryKind::Knowledge, "k").await.unwrap().unwrap();
     assert_eq!(entry.embedding, EmbeddingState::Embedded);
     buffer.stop(SOON).await;
 }
@@ -157,10 +157,10 @@ async fn an_entry_deleted_while_it_is_embedded_gets_no_vector() {
     let (memory, buffer) = home.embedding(&embedder, quick());
     memory.save(id("k"), knowledge("old")).await.unwrap();
     embedder.called(1).await;
-    memory.delete(Kind::Knowledge, "k").await.unwrap();
+    memory.delete(MemoryKind::Knowledge, "k").await.unwrap();
     embedder.let_through(10);
     buffer.stop(SOON).await;
-    assert!(home.vectors(Kind::Knowledge).await.is_empty());
+    assert!(home.vectors(MemoryKind::Knowledge).await.is_empty());
 }
 
 fn down() -> Reply {
@@ -393,7 +393,7 @@ async fn an_entry_that_fails_too_often_is_marked_with_its_error_and_tried_again_
     let (memory, buffer) = home.embedding(&embedder, patient);
     memory.save(id("k"), knowledge("text")).await.unwrap();
     until_status(&memory, |status| status.failed == 1 && status.queued == 0).await;
-    let entry = memory.entry(Kind::Knowledge, "k").await.unwrap().unwrap();
+    let entry = memory.entry(MemoryKind::Knowledge, "k").await.unwrap().unwrap();
     assert_eq!(
         entry.embedding,
         EmbeddingState::Failed("the model is broken".into())
@@ -440,7 +440,7 @@ async fn a_text_that_the_model_refuses_does_not_hold_up_the_others() {
     }
     until_status(&memory, |status| status.embedded == 7 && status.queued == 0).await;
     until_status(&memory, |status| status.failed == 1).await;
-    let entry = memory.entry(Kind::Knowledge, "3").await.unwrap().unwrap();
+    let entry = memory.entry(MemoryKind::Knowledge, "3").await.unwrap().unwrap();
     assert_eq!(
         entry.embedding,
         EmbeddingState::Failed("this text cannot be read".into())
@@ -454,7 +454,7 @@ async fn the_entries_of_a_dead_process_can_be_claimed_within_thirty_seconds() {
         let home = Home::new();
         let plain = home.plain().await;
         plain.save(id("k"), knowledge("text")).await.unwrap();
-        let kinds = [Kind::Knowledge.records()];
+        let kinds = [MemoryKind::Knowledge.records()];
         home.store.apply(vec![due_now(&home).await]).await.unwrap();
         let leases = Leases::new(Ownership::Shared, options.lease);
         let claimed_at = async |now| {
@@ -472,7 +472,7 @@ async fn the_entries_of_a_dead_process_can_be_claimed_within_thirty_seconds() {
 }
 
 async fn due_now(home: &Home) -> RecordChange {
-    let kind = Kind::Knowledge.records();
+    let kind = MemoryKind::Knowledge.records();
     let found = home.store.get(kind, &["k".to_owned()]).await.unwrap();
     RecordChange::Put {
         kind: kind.to_owned(),

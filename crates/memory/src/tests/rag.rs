@@ -12,7 +12,7 @@ use crate::chat::{ContextAwareModelAdapter, ContextOptions, HEADING};
 use ragstone_search::gateway::NamedBackend;
 use ragstone_search::{QueryVectors, StorageBackend};
 
-use crate::{Buffer, Entry, Found, Kind, Memory, Rag, RagDefaults, Retrieval};
+use crate::{Buffer, Memory, MemoryEntry, MemoryKind, Rag, RagDefaults, Retrieval, RetrievedItem};
 use ragstone_core::backend::BackendError;
 use ragstone_core::models::Models;
 use ragstone_core::service::Service;
@@ -30,11 +30,11 @@ async fn filled() -> Filled {
     let home = Home::new();
     let embedder = StubEmbedder::new();
     let (memory, buffer) = home.embedding(&embedder, quick());
-    let reflection = Entry::Reflection {
+    let reflection = MemoryEntry::Reflection {
         session_key: "s2".into(),
         content: "tea makes the user happy".into(),
     };
-    let learning = Entry::Learning {
+    let learning = MemoryEntry::Learning {
         trigger: "no tea".into(),
         fix: "boil water".into(),
         category: Some("kitchen".into()),
@@ -103,7 +103,7 @@ fn ask(query: &str) -> Retrieval {
     }
 }
 
-fn ids(found: &[Found]) -> Vec<&str> {
+fn ids(found: &[RetrievedItem]) -> Vec<&str> {
     found.iter().map(|found| found.id.as_str()).collect()
 }
 
@@ -136,7 +136,7 @@ async fn req_emb_006_single_collection_failure() {
     let rag = filled.rag_over(WatchedStore {
         inner: filled.home.store.clone(),
         meeting: None,
-        broken: Some(Kind::Observation.vectors()),
+        broken: Some(MemoryKind::Observation.vectors()),
         away: Default::default(),
     });
     let answer = rag.retrieve(&ask("tea")).await.unwrap();
@@ -256,7 +256,7 @@ async fn a_vector_without_an_entry_is_removed_and_its_place_is_given_to_another(
     };
     filled.home.records().apply(vec![gone]).await.unwrap();
     assert_eq!(ids(&rag.retrieve(&only).await.unwrap().found), ["o2"]);
-    assert_eq!(filled.home.vectors(Kind::Observation).await, ["o2"]);
+    assert_eq!(filled.home.vectors(MemoryKind::Observation).await, ["o2"]);
     filled.buffer.stop(SOON).await;
 }
 
@@ -282,7 +282,7 @@ async fn a_text_that_changed_is_not_found_by_the_vector_of_the_old_one() {
     let found = filled.rag().retrieve(&of_first).await.unwrap().found;
     assert!(!ids(&found).contains(&"o1"), "{found:?}");
     assert_eq!(
-        filled.home.vectors(Kind::Observation).await,
+        filled.home.vectors(MemoryKind::Observation).await,
         ["o2"],
         "what is the same stays"
     );
@@ -302,7 +302,7 @@ async fn a_vector_that_is_late_does_not_lead_to_the_text_of_another_session() {
         .await
         .unwrap();
     embedder.let_through(1);
-    until(|| async { !home.vectors(Kind::Observation).await.is_empty() }).await;
+    until(|| async { !home.vectors(MemoryKind::Observation).await.is_empty() }).await;
     let asked = StubEmbedder::new();
     let rag = Rag::new(
         memory,

@@ -1,7 +1,7 @@
 use ragstone_core::records::{Expect, Millis, RecordChange, Records};
 
 use super::support::*;
-use crate::{EmbeddingState, Entry, Kind, PageRequest};
+use crate::{EmbeddingState, MemoryEntry, MemoryKind, PageRequest};
 
 #[tokio::test]
 async fn req_emb_005_without_a_callback_stores_work_and_nothing_is_due() {
@@ -15,12 +15,12 @@ async fn req_emb_005_without_a_callback_stores_work_and_nothing_is_due() {
     let status = memory.status().await.unwrap();
     assert!(!status.enabled);
     assert_eq!((status.queued, status.embedded, status.failed), (0, 0, 0));
-    let entry = memory.entry(Kind::Knowledge, "k").await.unwrap().unwrap();
+    let entry = memory.entry(MemoryKind::Knowledge, "k").await.unwrap().unwrap();
     assert_eq!(entry.entry.content(), "tea is at four");
     assert_eq!(entry.embedding, EmbeddingState::None);
-    assert!(memory.delete(Kind::Knowledge, "k").await.unwrap());
-    assert!(memory.entry(Kind::Knowledge, "k").await.unwrap().is_none());
-    assert!(!memory.delete(Kind::Knowledge, "k").await.unwrap());
+    assert!(memory.delete(MemoryKind::Knowledge, "k").await.unwrap());
+    assert!(memory.entry(MemoryKind::Knowledge, "k").await.unwrap().is_none());
+    assert!(!memory.delete(MemoryKind::Knowledge, "k").await.unwrap());
 }
 
 #[tokio::test]
@@ -28,12 +28,12 @@ async fn req_emb_005_every_store_emits_the_embed_callback_on_save() {
     let home = Home::new();
     let embedder = StubEmbedder::new();
     let (memory, buffer) = home.embedding(&embedder, quick());
-    let learning = Entry::Learning {
+    let learning = MemoryEntry::Learning {
         trigger: "t".into(),
         fix: "f".into(),
         category: None,
     };
-    let reflection = Entry::Reflection {
+    let reflection = MemoryEntry::Reflection {
         session_key: "s".into(),
         content: "r".into(),
     };
@@ -44,7 +44,7 @@ async fn req_emb_005_every_store_emits_the_embed_callback_on_save() {
     let mut texts = embedder.texts();
     texts.sort();
     assert_eq!(texts, ["Trigger: t\nFix: f", "k", "o", "r"]);
-    for kind in Kind::ALL {
+    for kind in MemoryKind::ALL {
         assert_eq!(home.vectors(kind).await.len(), 1, "{kind:?}");
     }
     buffer.stop(std::time::Duration::from_secs(10)).await;
@@ -70,18 +70,21 @@ async fn lists_come_in_pages_and_by_session() {
         after,
         limit: 2,
     };
-    let first = memory.entries(Kind::Observation, page(None, None)).await.unwrap();
+    let first = memory
+        .entries(MemoryKind::Observation, page(None, None))
+        .await
+        .unwrap();
     assert_eq!(
         first.entries.iter().map(|e| e.id.clone()).collect::<Vec<_>>(),
         ids[..2]
     );
     let second = memory
-        .entries(Kind::Observation, page(None, first.next))
+        .entries(MemoryKind::Observation, page(None, first.next))
         .await
         .unwrap();
     assert_eq!(second.entries[0].id, ids[2]);
     let of_odd = memory
-        .entries(Kind::Observation, page(Some("odd"), None))
+        .entries(MemoryKind::Observation, page(Some("odd"), None))
         .await
         .unwrap();
     assert_eq!(
@@ -101,9 +104,9 @@ async fn updating_a_text_replaces_its_vector_and_deleting_removes_it() {
     memory.save(id("k"), knowledge("second")).await.unwrap();
     until_status(&memory, |status| status.queued == 0).await;
     assert_eq!(embedder.texts(), ["first", "second"]);
-    assert_eq!(home.vectors(Kind::Knowledge).await, ["k"]);
-    memory.delete(Kind::Knowledge, "k").await.unwrap();
-    assert!(home.vectors(Kind::Knowledge).await.is_empty());
+    assert_eq!(home.vectors(MemoryKind::Knowledge).await, ["k"]);
+    memory.delete(MemoryKind::Knowledge, "k").await.unwrap();
+    assert!(home.vectors(MemoryKind::Knowledge).await.is_empty());
     assert_eq!(memory.status().await.unwrap().embedded, 0);
     buffer.stop(std::time::Duration::from_secs(10)).await;
 }
@@ -188,7 +191,7 @@ async fn vectors_that_the_present_model_cannot_search_do_not_count_as_embedded()
         home.store.apply(vec![turn(0)]).await.unwrap();
         until_status(&memory, |status| status.embedded == 20 && status.queued == 0).await;
         assert_eq!(other.texts().len(), 20);
-        let entry = memory.entry(Kind::Knowledge, "7").await.unwrap().unwrap();
+        let entry = memory.entry(MemoryKind::Knowledge, "7").await.unwrap().unwrap();
         assert_eq!(entry.embedding, EmbeddingState::Embedded);
         buffer.stop(std::time::Duration::from_secs(10)).await;
     }
@@ -203,7 +206,7 @@ async fn an_entry_that_another_model_embedded_is_queued() {
     buffer.stop(std::time::Duration::from_secs(10)).await;
     home.store.apply(vec![turn(Millis::MAX)]).await.unwrap();
     let (memory, buffer) = home.embedding(&StubEmbedder::of_version("stub-2"), quick());
-    let entry = memory.entry(Kind::Knowledge, "k").await.unwrap().unwrap();
+    let entry = memory.entry(MemoryKind::Knowledge, "k").await.unwrap().unwrap();
     assert_eq!(entry.embedding, EmbeddingState::Queued);
     buffer.stop(std::time::Duration::ZERO).await;
 }

@@ -21,7 +21,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::sync::{Barrier, Semaphore};
 
-use crate::{Buffer, BufferOptions, Entry, Kind, Memory, MemoryStatus};
+use crate::{Buffer, BufferOptions, Memory, MemoryEntry, MemoryKind, MemoryStatus};
 use ragstone_core::models::Models;
 use ragstone_core::service::Service;
 
@@ -236,7 +236,7 @@ impl Home {
     }
 
     /// The ids that have a vector of this kind.
-    pub(super) async fn vectors(&self, kind: Kind) -> Vec<String> {
+    pub(super) async fn vectors(&self, kind: MemoryKind) -> Vec<String> {
         let page = Page {
             limit: 1000,
             offset: 0,
@@ -257,15 +257,15 @@ impl Home {
     }
 }
 
-pub(super) fn knowledge(content: &str) -> Entry {
-    Entry::Knowledge {
+pub(super) fn knowledge(content: &str) -> MemoryEntry {
+    MemoryEntry::Knowledge {
         content: content.into(),
         category: None,
     }
 }
 
-pub(super) fn observation(session: &str, content: &str) -> Entry {
-    Entry::Observation {
+pub(super) fn observation(session: &str, content: &str) -> MemoryEntry {
+    MemoryEntry::Observation {
         session_key: session.into(),
         content: content.into(),
     }

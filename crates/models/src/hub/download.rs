@@ -245,7 +245,7 @@ struct Transfer<'a> {
 }
 
 /// The outcome of an attempt that may be followed by another.
-enum Outcome {
+enum DownloadOutcome {
     Complete,
     Interrupted(String),
 }
@@ -264,8 +264,8 @@ impl Transfer<'_> {
         loop {
             attempts += 1;
             let reason = match self.attempt().await? {
-                Outcome::Complete => return self.finish(&target),
-                Outcome::Interrupted(reason) => reason,
+                DownloadOutcome::Complete => return self.finish(&target),
+                DownloadOutcome::Interrupted(reason) => reason,
             };
             let Some(delay) = retry(&TRANSFER_BACKOFF, attempts) else {
                 return Err(HubError::Interrupted {
@@ -304,7 +304,7 @@ impl Transfer<'_> {
             .map_err(unwritable)
     }
 
-    async fn attempt(&self) -> Result<Outcome, HubError> {
+    async fn attempt(&self) -> Result<DownloadOutcome, HubError> {
         let path = self.cache.incomplete(self.blob);
         let unwritable = |source| HubError::Cache {
             path: path.clone(),
@@ -322,7 +322,7 @@ impl Transfer<'_> {
             done = 0;
         }
         if done > 0 && self.file.size() == Some(done) {
-            return Ok(Outcome::Complete);
+            return Ok(DownloadOutcome::Complete);
         }
         let url = format!(
             "{}/{}/resolve/{}/{}",
@@ -334,17 +334,20 @@ impl Transfer<'_> {
         }
         let response = match request.send().await {
             Ok(response) if response.status().is_server_error() => {
-                return Ok(Outcome::Interrupted(format!("status {}", response.status())));
+                return Ok(DownloadOutcome::Interrupted(format!(
+                    "status {}",
+                    response.status()
+                )));
             }
             Ok(response) if response.status() == StatusCode::RANGE_NOT_SATISFIABLE => {
                 file.set_len(0).map_err(unwritable)?;
-                return Ok(Outcome::Interrupted(
+                return Ok(DownloadOutcome::Interrupted(
                     "the partial download could not be resumed".to_owned(),
                 ));
             }
             Ok(response) => check(self.hub, self.id, self.commit, response)?,
             Err(error) if error.is_connect() => return Err(unreachable(self.hub, &error)),
-            Err(error) => return Ok(Outcome::Interrupted(reason(&error))),
+            Err(error) => return Ok(DownloadOutcome::Interrupted(reason(&error))),
         };
         // A server that ignores the range sends the file from its start.
         if done > 0 && !continues_at(&response, done) {
@@ -355,7 +358,12 @@ impl Transfer<'_> {
         self.receive(response, &mut file, done).await
     }
 
-    async fn receive(&self, response: Response, file: &mut File, mut done: u64) -> Result<Outcome, HubError> {
+    async fn receive(
+        &self,
+        response: Response,
+        file: &mut File,
+        mut done: u64,
+    ) -> Result<DownloadOutcome, HubError> {
         let unwritable = |source| HubError::Cache {
             path: self.cache.incomplete(self.blob),
             source,
@@ -374,12 +382,12 @@ impl Transfer<'_> {
         while let Some(chunk) = body.next().await {
             let chunk = match chunk {
                 Ok(chunk) => chunk,
-                Err(error) => return Ok(Outcome::Interrupted(reason(&error))),
+                Err(error) => return Ok(DownloadOutcome::Interrupted(reason(&error))),
             };
             done += chunk.len() as u64;
             if total.is_some_and(|total| done > total) {
                 file.set_len(0).map_err(unwritable)?;
-                return Ok(Outcome::Interrupted(
+                return Ok(DownloadOutcome::Interrupted(
                     "more bytes arrived than announced".to_owned(),
                 ));
             }
@@ -391,13 +399,13 @@ impl Transfer<'_> {
             });
         }
         if total.is_some_and(|total| done < total) {
-            return Ok(Outcome::Interrupted(format!(
+            return Ok(DownloadOutcome::Interrupted(format!(
                 "{done} bytes of {} arrived",
                 total.unwrap_or_default()
             )));
         }
         file.sync_all().map_err(unwritable)?;
-        Ok(Outcome::Complete)
+        Ok(DownloadOutcome::Complete)
     }
 
     fn finish(&self, target: &Path) -> Result<(), HubError> {

@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Said {
     pub(super) text: String,
-    pub(super) calls: Vec<Call>,
+    pub(super) calls: Vec<ToolCall>,
 }
 
 /// A call of a tool.
 #[derive(Debug, PartialEq)]
-pub(super) struct Call {
+pub(super) struct ToolCall {
     pub(super) id: String,
     pub(super) name: String,
     /// JSON, possibly incomplete.
@@ -21,7 +21,7 @@ pub(super) struct Call {
     pub(super) signature: Option<String>,
 }
 
-impl Call {
+impl ToolCall {
     fn to_json(&self) -> Value {
         let function = json!({"name": self.name, "arguments": self.arguments});
         let mut call = json!({"id": self.id, "type": "function", "function": function});
@@ -54,13 +54,13 @@ impl AnswerHead {
         }
     }
 
-    pub(super) fn completion(&self, said: &Said, finish_reason: &str, usage: Usage) -> Value {
+    pub(super) fn completion(&self, said: &Said, finish_reason: &str, usage: ChatUsage) -> Value {
         let mut message = json!({"role": "assistant", "content": said.text});
         if !said.calls.is_empty() {
             if said.text.is_empty() {
                 message["content"] = Value::Null;
             }
-            message["tool_calls"] = said.calls.iter().map(Call::to_json).collect();
+            message["tool_calls"] = said.calls.iter().map(ToolCall::to_json).collect();
         }
         json!({
             "id": self.id, "object": "chat.completion", "created": self.created, "model": self.model,
@@ -84,7 +84,7 @@ impl AnswerHead {
     }
 
     /// The call of this number, with the arguments received so far.
-    pub(super) fn call_chunk(&self, number: usize, call: &Call) -> Value {
+    pub(super) fn call_chunk(&self, number: usize, call: &ToolCall) -> Value {
         let mut begun = call.to_json();
         begun["index"] = number.into();
         self.chunk(json!([{"index": 0, "delta": {"tool_calls": [begun]}, "finish_reason": null}]))
@@ -99,7 +99,7 @@ impl AnswerHead {
         self.chunk(json!([{"index": 0, "delta": {}, "finish_reason": finish_reason}]))
     }
 
-    pub(super) fn usage_chunk(&self, usage: Usage) -> Value {
+    pub(super) fn usage_chunk(&self, usage: ChatUsage) -> Value {
         let mut chunk = self.chunk(json!([]));
         chunk["usage"] = usage.to_json();
         chunk
@@ -114,12 +114,12 @@ impl AnswerHead {
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Usage {
+pub(super) struct ChatUsage {
     pub(super) prompt: u64,
     pub(super) completion: u64,
 }
 
-impl Usage {
+impl ChatUsage {
     fn to_json(self) -> Value {
         json!({
             "prompt_tokens": self.prompt,

@@ -12,10 +12,10 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::Delivery;
-use super::answer::{self, AnswerHead, Said, Usage};
+use super::answer::{self, AnswerHead, ChatUsage, Said};
 use super::tools::{self, Choice, Format, Tools};
 use super::translate::{self, refuse};
-use super::turns::{Arguments, Image, Part, Speaker, Turn, Turns, turns};
+use super::turns::{Arguments, ChatTurn, Image, Part, Speaker, Turns, turns};
 use crate::http::{Call, ServiceClient};
 
 const API_VERSION: &str = "2023-06-01";
@@ -38,18 +38,18 @@ struct Body {
     fields: Metadata,
     messages: Vec<WireMessage>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    tools: Vec<Tool>,
+    tools: Vec<AnthropicTool>,
 }
 
 #[derive(Serialize)]
 struct WireMessage {
     role: &'static str,
-    content: Content,
+    content: AnthropicContent,
 }
 
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Content {
+enum AnthropicContent {
     Text(String),
     Blocks(Vec<WireBlock>),
 }
@@ -68,7 +68,7 @@ enum WireBlock {
 }
 
 #[derive(Serialize)]
-struct Tool {
+struct AnthropicTool {
     name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     description: Option<String>,
@@ -101,7 +101,7 @@ impl AnthropicChat {
         let ids = wire_ids(&turns);
         let messages = turns.turns.iter().map(|turn| message(turn, &ids, provider));
         let messages = messages.collect::<Result<Vec<_>, _>>()?;
-        let offered = Offered::new(tools::tools(request)?, tools::format(request)?, &turns)?;
+        let offered = AnthropicTools::new(tools::tools(request)?, tools::format(request)?, &turns)?;
         set(
             "max_tokens",
             sampling.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS).into(),
@@ -137,13 +137,13 @@ impl AnthropicChat {
 }
 
 /// The tools of the request, and which of them the model has to call.
-struct Offered {
-    tools: Vec<Tool>,
+struct AnthropicTools {
+    tools: Vec<AnthropicTool>,
     choice: Option<Value>,
     answer_tool: Option<String>,
 }
 
-impl Offered {
+impl AnthropicTools {
     /// Not all models have a JSON mode. A tool that takes the answer as its arguments replaces it, unless
     /// the caller requires a call of another tool.
     fn new(tools: Tools, format: Format, turns: &Turns) -> Result<Self, ChatError> {
@@ -158,7 +158,7 @@ impl Offered {
             .map(|_| tools::answer_tool_name(&tools.functions));
         let mut offered = Vec::with_capacity(tools.functions.len() + 1);
         for function in tools.functions {
-            offered.push(Tool {
+            offered.push(AnthropicTool {
                 name: function.name,
                 description: function.description,
                 input_schema: function.parameters.map_or_else(tools::any_object, Ok)?,
@@ -180,7 +180,7 @@ impl Offered {
             choice["disable_parallel_tool_use"] = true.into();
         }
         if let (Some(name), Some(input_schema)) = (&answer_tool, answer_schema) {
-            offered.push(Tool {
+            offered.push(AnthropicTool {
                 name: name.clone(),
                 description: Some(tools::ANSWER_TOOL.to_owned()),
                 input_schema,
@@ -190,7 +190,7 @@ impl Offered {
             // The API requires the tools of earlier calls, even if none may be called now.
             let called: BTreeSet<&str> = turns.calls().map(|call| call.name.as_str()).collect();
             for name in called {
-                offered.push(Tool {
+                offered.push(AnthropicTool {
                     name: name.to_owned(),
                     description: None,
                     input_schema: tools::any_object()?,
@@ -225,16 +225,16 @@ fn wire_ids(turns: &Turns) -> Vec<String> {
         .collect()
 }
 
-fn message(turn: &Turn, ids: &[String], provider: &str) -> Result<WireMessage, ChatError> {
+fn message(turn: &ChatTurn, ids: &[String], provider: &str) -> Result<WireMessage, ChatError> {
     let role = match turn.speaker {
         Speaker::User => "user",
         Speaker::Assistant => "assistant",
     };
     let content = if let [Part::Text(text)] = turn.parts.as_slice() {
-        Content::Text(text.clone())
+        AnthropicContent::Text(text.clone())
     } else {
         let blocks = turn.parts.iter().map(|part| block(part, ids, provider));
-        Content::Blocks(blocks.collect::<Result<_, _>>()?)
+        AnthropicContent::Blocks(blocks.collect::<Result<_, _>>()?)
     };
     Ok(WireMessage { role, content })
 }
@@ -292,12 +292,12 @@ fn count(value: &Value, path: &str) -> Option<u64> {
 
 /// The fields of an answer that are used.
 #[derive(Deserialize)]
-struct Answer {
+struct AnthropicResponse {
     #[serde(default)]
     id: String,
     #[serde(default)]
     model: String,
-    content: Option<Vec<Block>>,
+    content: Option<Vec<AnthropicBlock>>,
     #[serde(default)]
     stop_reason: Option<String>,
     #[serde(default)]
@@ -305,7 +305,7 @@ struct Answer {
 }
 
 #[derive(Deserialize)]
-struct Block {
+struct AnthropicBlock {
     #[serde(rename = "type")]
     kind: String,
     #[serde(default)]
@@ -320,7 +320,7 @@ struct Block {
 }
 
 /// The text and the calls of an answer. The arguments of the answer tool replace any text.
-fn said(blocks: Vec<Block>, answer_tool: Option<&str>) -> Said {
+fn said(blocks: Vec<AnthropicBlock>, answer_tool: Option<&str>) -> Said {
     let mut said = Said::default();
     let mut answer = None;
     for block in blocks {
@@ -334,7 +334,7 @@ fn said(blocks: Vec<Block>, answer_tool: Option<&str>) -> Said {
         if answer_tool == Some(block.name.as_str()) {
             answer.get_or_insert(arguments);
         } else {
-            said.calls.push(answer::Call {
+            said.calls.push(answer::ToolCall {
                 id: block.id,
                 name: block.name,
                 arguments,
@@ -358,12 +358,12 @@ impl ChatModel for AnthropicChat {
 
     async fn complete(&self, request: ChatRequest) -> Result<Value, ChatError> {
         let Translated { call, answer_tool } = self.translate(&request, Delivery::Whole)?;
-        let answer: Answer = self.client.call_json(call).await?;
+        let answer: AnthropicResponse = self.client.call_json(call).await?;
         let blocks = answer
             .content
             .ok_or_else(|| self.client.bad_answer("it has no 'content'"))?;
         let said = said(blocks, answer_tool.as_deref());
-        let usage = Usage {
+        let usage = ChatUsage {
             prompt: count(&answer.usage, "/input_tokens").unwrap_or(0),
             completion: count(&answer.usage, "/output_tokens").unwrap_or(0),
         };
@@ -379,7 +379,7 @@ impl ChatModel for AnthropicChat {
         let wants_usage = translate::wants_usage(request.options());
         Ok(stream::chunks(
             bytes,
-            stream::Progress::new(self.client.clone(), model, answer_tool, wants_usage),
+            stream::StreamProgress::new(self.client.clone(), model, answer_tool, wants_usage),
         ))
     }
 }

@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::answer::{self, AnswerHead, Said, Usage};
+use super::answer::{self, AnswerHead, ChatUsage, Said};
 use super::sse;
 use super::tools::{self, Choice, Format, Tools};
 use super::translate::{self, refuse};
-use super::turns::{Arguments, Image, Part, Speaker, Turn, turns};
+use super::turns::{Arguments, ChatTurn, Image, Part, Speaker, turns};
 use crate::http::ServiceClient;
 use crate::model_name::in_google_path;
 
@@ -65,12 +65,12 @@ impl GeminiChat {
                 generation.insert(to.into(), value.clone());
             }
         }
-        let Offered {
+        let GeminiTools {
             tools,
             calling,
             format,
             answer_tool,
-        } = Offered::new(tools::tools(request)?, tools::format(request)?)?;
+        } = GeminiTools::new(tools::tools(request)?, tools::format(request)?)?;
         let mut schema = None;
         if !matches!(format, Format::Text) {
             generation.insert("responseMimeType".into(), "application/json".into());
@@ -104,14 +104,14 @@ impl GeminiChat {
 }
 
 /// The tools of the request, which of them the model has to call, and the format of its answer.
-struct Offered {
+struct GeminiTools {
     tools: Vec<ToolBox>,
     calling: Option<Value>,
     format: Format,
     answer_tool: Option<String>,
 }
 
-impl Offered {
+impl GeminiTools {
     /// Few models accept tools together with an answer format. With both, a tool that takes the answer
     /// as its arguments replaces the format. If a tool has to be called there is no answer, and if none
     /// may be called no tools are sent.
@@ -164,7 +164,7 @@ impl Offered {
 struct Body {
     #[serde(flatten)]
     fields: Metadata,
-    contents: Vec<Content>,
+    contents: Vec<GeminiContent>,
     #[serde(rename = "generationConfig")]
     generation: Generation,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -172,7 +172,7 @@ struct Body {
 }
 
 #[derive(Serialize)]
-struct Content {
+struct GeminiContent {
     role: &'static str,
     parts: Vec<WirePart>,
 }
@@ -239,7 +239,7 @@ fn wants_signatures(model: &str) -> bool {
 }
 
 /// A turn for the API, which separates the results of tools from what the user says.
-fn contents(turn: &Turn, model: &str, provider: &str) -> Result<Vec<Content>, ChatError> {
+fn contents(turn: &ChatTurn, model: &str, provider: &str) -> Result<Vec<GeminiContent>, ChatError> {
     let role = match turn.speaker {
         Speaker::User => "user",
         Speaker::Assistant => "model",
@@ -274,7 +274,7 @@ fn contents(turn: &Turn, model: &str, provider: &str) -> Result<Vec<Content>, Ch
                 )),
             });
             let parts = parts.collect::<Result<_, _>>()?;
-            Ok(Content { role, parts })
+            Ok(GeminiContent { role, parts })
         })
         .collect()
 }
@@ -308,7 +308,7 @@ fn is_exact(value: &Value) -> bool {
 /// An answer, or one piece of a streamed one, as far as it is read.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Answer {
+struct GeminiResponse {
     response_id: Option<String>,
     candidates: Option<Vec<Candidate>>,
     prompt_feedback: Option<Value>,
@@ -349,10 +349,10 @@ struct FunctionCall {
 struct Piece {
     said: Said,
     finish_reason: Option<&'static str>,
-    usage: Option<Usage>,
+    usage: Option<ChatUsage>,
 }
 
-fn read(answer: Answer, client: &ServiceClient) -> Result<Piece, ChatError> {
+fn read(answer: GeminiResponse, client: &ServiceClient) -> Result<Piece, ChatError> {
     if let Some(message) = answer.error.as_ref().and_then(sse::error_message) {
         return Err(client.bad_answer(message).into());
     }
@@ -364,7 +364,7 @@ fn read(answer: Answer, client: &ServiceClient) -> Result<Piece, ChatError> {
     let parts = candidate.content.and_then(|content| content.parts);
     for part in parts.into_iter().flatten() {
         if let Some(call) = part.function_call.filter(|call| !call.name.is_empty()) {
-            said.calls.push(answer::Call {
+            said.calls.push(answer::ToolCall {
                 id: String::new(),
                 name: call.name,
                 arguments: call
@@ -390,7 +390,7 @@ fn read(answer: Answer, client: &ServiceClient) -> Result<Piece, ChatError> {
     };
     let usage = answer.usage_metadata.unwrap_or_default();
     let count = |name: &str| usage.get(name).and_then(Value::as_u64);
-    let usage = count("promptTokenCount").map(|prompt| Usage {
+    let usage = count("promptTokenCount").map(|prompt| ChatUsage {
         prompt,
         completion: count("candidatesTokenCount").unwrap_or(0) + count("thoughtsTokenCount").unwrap_or(0),
     });
@@ -474,7 +474,7 @@ impl ChatModel for GeminiChat {
     async fn complete(&self, request: ChatRequest) -> Result<Value, ChatError> {
         let (body, answer_tool) = self.body(&request)?;
         let call = super::paid(self.path(&request, "generateContent")?).json(&body);
-        let answer: Answer = self.client.call_json(call).await?;
+        let answer: GeminiResponse = self.client.call_json(call).await?;
         let id = answer.response_id.clone().unwrap_or_default();
         let piece = read(answer, &self.client)?;
         let reason = piece
@@ -500,7 +500,7 @@ impl ChatModel for GeminiChat {
         let head = AnswerHead::new("", request.model.as_deref().unwrap_or(&self.model));
         let wants_usage = translate::wants_usage(request.options());
         let mut state = AnswerState::new(head.clone(), answer_tool, &request);
-        let mut usage = Usage::default();
+        let mut usage = ChatUsage::default();
         // Some models state a reason in every piece: only the last one counts, at the end.
         let mut reason = None;
         let first = head.first_chunk();

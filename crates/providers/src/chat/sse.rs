@@ -22,7 +22,7 @@ pub(super) fn events(
     bytes: ByteStream,
     client: ServiceClient,
 ) -> BoxStream<'static, Result<Event, ChatError>> {
-    let state = (bytes, Parser::default(), client);
+    let state = (bytes, SseParser::default(), client);
     futures::stream::try_unfold(state, |(mut bytes, mut parser, client)| async move {
         loop {
             if let Some(event) = parser.next_event() {
@@ -79,13 +79,13 @@ pub(super) fn until_error(
 
 /// Splits bytes into events, independent of the pieces they arrive in.
 #[derive(Debug, Default)]
-struct Parser {
+struct SseParser {
     buffer: Vec<u8>,
     name: String,
     data: Option<String>,
 }
 
-impl Parser {
+impl SseParser {
     fn push(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
     }
@@ -135,7 +135,7 @@ mod tests {
         let text = ": hello\r\nevent: delta\r\ndata: {\"a\":\r\ndata: \"ü\"}\r\n\r\n\ndata:x\nid: 3\n\nevent: empty\n\ndata:\n\ndata: half";
         let expected = [("delta", "{\"a\":\n\"ü\"}"), ("", "x")];
         for step in 1..text.len() {
-            let mut parser = Parser::default();
+            let mut parser = SseParser::default();
             let mut found = Vec::new();
             for piece in text.as_bytes().chunks(step) {
                 parser.push(piece);

@@ -14,11 +14,11 @@ use super::translate::refuse;
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Turns {
     pub(super) system: String,
-    pub(super) turns: Vec<Turn>,
+    pub(super) turns: Vec<ChatTurn>,
 }
 
 #[derive(Debug, PartialEq)]
-pub(super) struct Turn {
+pub(super) struct ChatTurn {
     pub(super) speaker: Speaker,
     pub(super) parts: Vec<Part>,
 }
@@ -33,7 +33,7 @@ pub(super) enum Speaker {
 pub(super) enum Part {
     Text(String),
     Image(Image),
-    Call(Call),
+    Call(PastCall),
     /// The answer of a tool, with its name and the number of the call.
     Result {
         number: usize,
@@ -50,7 +50,7 @@ pub(super) enum Image {
 
 /// A call of a tool.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Call {
+pub(super) struct PastCall {
     /// Its number in the conversation, from 0.
     pub(super) number: usize,
     pub(super) id: String,
@@ -130,12 +130,12 @@ pub(super) fn turns(request: &ChatRequest, provider: &str) -> Result<Turns, Chat
     if found.turns.iter().all(|turn| turn.speaker == Speaker::Assistant) {
         return Err(refuse("'messages' needs at least one message of the user"));
     }
-    found.turns.iter_mut().for_each(Turn::order_results);
+    found.turns.iter_mut().for_each(ChatTurn::order_results);
     Ok(found)
 }
 
 impl Turns {
-    pub(super) fn calls(&self) -> impl Iterator<Item = &Call> {
+    pub(super) fn calls(&self) -> impl Iterator<Item = &PastCall> {
         let parts = self.turns.iter().flat_map(|turn| &turn.parts);
         parts.filter_map(|part| match part {
             Part::Call(call) => Some(call),
@@ -144,7 +144,7 @@ impl Turns {
     }
 }
 
-impl Turn {
+impl ChatTurn {
     /// Orders results by their calls: not every API matches them by id.
     fn order_results(&mut self) {
         let number = |part: &Part| match part {
@@ -168,7 +168,7 @@ impl Turns {
             return;
         }
         let Some(turn) = self.turns.last_mut().filter(|turn| turn.speaker == speaker) else {
-            self.turns.push(Turn { speaker, parts });
+            self.turns.push(ChatTurn { speaker, parts });
             return;
         };
         for part in parts {
@@ -269,7 +269,7 @@ impl Reader<'_> {
         }
     }
 
-    fn calls(&self) -> Result<Vec<Call>, ChatError> {
+    fn calls(&self) -> Result<Vec<PastCall>, ChatError> {
         match self.message.fields().get("tool_calls") {
             None | Some(Value::Null) => Ok(Vec::new()),
             Some(Value::Array(calls)) => calls.iter().map(|call| self.call(call)).collect(),
@@ -277,7 +277,7 @@ impl Reader<'_> {
         }
     }
 
-    fn call(&self, call: &Value) -> Result<Call, ChatError> {
+    fn call(&self, call: &Value) -> Result<PastCall, ChatError> {
         let text = |path: &str| call.pointer(path).and_then(Value::as_str);
         let (Some(id), Some(name)) = (text("/id"), text("/function/name")) else {
             return Err(
@@ -285,7 +285,7 @@ impl Reader<'_> {
             );
         };
         let arguments = Arguments::read(text("/function/arguments").unwrap_or_default())?;
-        Ok(Call {
+        Ok(PastCall {
             number: 0,
             id: id.to_owned(),
             name: name.to_owned(),
@@ -345,8 +345,8 @@ mod tests {
         turns(&ChatRequest::from_json(body).unwrap(), "p")
     }
 
-    fn text(speaker: Speaker, text: &str) -> Turn {
-        Turn {
+    fn text(speaker: Speaker, text: &str) -> ChatTurn {
+        ChatTurn {
             speaker,
             parts: vec![Part::Text(text.to_owned())],
         }
@@ -379,7 +379,7 @@ mod tests {
             {"role": "user", "content": "and now?"}]))
         .unwrap();
         let call = |id: &str, name: &str, arguments: &str, signature: Option<&str>| {
-            Part::Call(Call {
+            Part::Call(PastCall {
                 number: usize::from(id == "2"),
                 id: id.into(),
                 name: name.into(),

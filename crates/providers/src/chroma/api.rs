@@ -48,7 +48,7 @@ pub(super) struct CollectionRecord {
 }
 
 #[derive(Deserialize)]
-struct CollectionBody {
+struct ChromaCollection {
     id: String,
     name: String,
     #[serde(default)]
@@ -61,7 +61,7 @@ struct CollectionBody {
 
 /// Columns of records; columns that were not requested are absent.
 #[derive(Debug, Deserialize)]
-pub(super) struct Records {
+pub(super) struct ChromaRecords {
     pub(super) ids: Vec<String>,
     #[serde(default)]
     pub(super) metadatas: Option<Vec<Option<Metadata>>>,
@@ -71,9 +71,9 @@ pub(super) struct Records {
     pub(super) embeddings: Option<Vec<Option<Vec<f32>>>>,
 }
 
-/// As [`Records`], with one list per query.
+/// As [`ChromaRecords`], with one list per query.
 #[derive(Debug, Deserialize)]
-pub(super) struct Ranked {
+pub(super) struct ChromaHits {
     pub(super) ids: Vec<Vec<String>>,
     #[serde(default)]
     pub(super) metadatas: Option<Vec<Vec<Option<Metadata>>>>,
@@ -202,7 +202,7 @@ impl ChromaApi {
             let call = Call::get(format!("{}collections", self.root))
                 .query("limit", COLLECTIONS_PER_PAGE.to_string())
                 .query("offset", offset.to_string());
-            let page: Vec<CollectionBody> = self.client.call_json(how(call)).await?;
+            let page: Vec<ChromaCollection> = self.client.call_json(how(call)).await?;
             let got = page.len();
             for body in page {
                 let name = body.name.clone();
@@ -307,11 +307,11 @@ impl ChromaApi {
         &self,
         record: &CollectionRecord,
         request: &Value,
-    ) -> Result<Records, StorageError> {
+    ) -> Result<ChromaRecords, StorageError> {
         let call = Call::post(self.path(record, "get"))
             .json(request)
             .repeat(Repeat::Read);
-        let records: Records = self
+        let records: ChromaRecords = self
             .client
             .call_json(call)
             .await
@@ -330,7 +330,7 @@ impl ChromaApi {
         &self,
         record: &CollectionRecord,
         request: &Value,
-    ) -> Result<Ranked, StorageError> {
+    ) -> Result<ChromaHits, StorageError> {
         // A query that loses a race with a writer fails with 500; the caller retries it.
         let call = Call::post(self.path(record, "query"))
             .json(request)
@@ -387,7 +387,7 @@ impl ChromaApi {
         format!("{}collections/{}/{operation}", self.root, record.id)
     }
 
-    fn read(&self, body: CollectionBody) -> Result<CollectionRecord, StorageError> {
+    fn read(&self, body: ChromaCollection) -> Result<CollectionRecord, StorageError> {
         // The id becomes part of paths.
         if !body.id.chars().all(|c| c.is_ascii_alphanumeric() || c == '-') {
             return Err(self.bad_answer("a collection id is not a UUID"));

@@ -1,4 +1,4 @@
-//! Ranking by vector, under any filter.
+//! ChromaRanking by vector, under any filter.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use ragstone_core::{Document, DocumentId, Filter};
 use serde_json::{Value, json};
 
 use super::ChromaStorage;
-use super::api::{COSINE, CollectionRecord, Ranked, Records};
+use super::api::{COSINE, ChromaHits, ChromaRecords, CollectionRecord};
 use super::narrow::{Narrowed, narrow};
 
 /// Limit of ids in one query.
@@ -21,14 +21,14 @@ const VECTORS_PER_PAGE: usize = 500;
 const RACE_DELAYS: [u64; 5] = [0, 10, 30, 100, 300];
 
 /// A document and its cosine distance from the query.
-pub(super) struct Neighbour {
+pub(super) struct ChromaHit {
     pub(super) document: Document,
     pub(super) distance: f32,
 }
 
 /// The result of one query to Chroma.
-struct Ranking {
-    neighbours: Vec<Neighbour>,
+struct ChromaRanking {
+    neighbours: Vec<ChromaHit>,
     /// How many Chroma returned, unusable ones included.
     returned: usize,
 }
@@ -68,7 +68,7 @@ impl ChromaStorage {
         filter: &Filter,
         ids: Option<&[DocumentId]>,
         top_k: usize,
-    ) -> Result<Vec<Neighbour>, StorageError> {
+    ) -> Result<Vec<ChromaHit>, StorageError> {
         let Some(ids) = ids else {
             return self.nearest_matching(record, vector, filter, top_k).await;
         };
@@ -89,7 +89,7 @@ impl ChromaStorage {
         vector: &[f32],
         filter: &Filter,
         top_k: usize,
-    ) -> Result<Vec<Neighbour>, StorageError> {
+    ) -> Result<Vec<ChromaHit>, StorageError> {
         let mut request =
             json!({"query_embeddings": [vector], "include": ["documents", "metadatas", "distances"]});
         match narrow(filter) {
@@ -104,7 +104,7 @@ impl ChromaStorage {
             top_k * 2 + 10
         };
         request["n_results"] = requested.into();
-        let Ranking {
+        let ChromaRanking {
             neighbours: mut found,
             returned,
         } = self.query(record, &request).await?;
@@ -122,7 +122,7 @@ impl ChromaStorage {
     }
 
     /// Whether these are all documents of the collection.
-    async fn are_all(&self, record: &CollectionRecord, found: &[Neighbour]) -> Result<bool, StorageError> {
+    async fn are_all(&self, record: &CollectionRecord, found: &[ChromaHit]) -> Result<bool, StorageError> {
         Ok(self.api.count(record).await? <= found.len() as u64)
     }
 
@@ -133,7 +133,7 @@ impl ChromaStorage {
         vector: &[f32],
         ids: &[String],
         top_k: usize,
-    ) -> Result<Vec<Neighbour>, StorageError> {
+    ) -> Result<Vec<ChromaHit>, StorageError> {
         let mut found = Vec::new();
         for ids in ids.chunks(IDS_PER_QUERY) {
             let request = json!({
@@ -153,9 +153,9 @@ impl ChromaStorage {
         record: &CollectionRecord,
         vector: &[f32],
         ids: &[String],
-        mut found: Vec<Neighbour>,
+        mut found: Vec<ChromaHit>,
         top_k: usize,
-    ) -> Result<Vec<Neighbour>, StorageError> {
+    ) -> Result<Vec<ChromaHit>, StorageError> {
         if found.len() >= top_k.min(ids.len()) {
             return Ok(found);
         }
@@ -181,7 +181,7 @@ impl ChromaStorage {
         record: &CollectionRecord,
         vector: &[f32],
         ids: &[&str],
-    ) -> Result<Vec<Neighbour>, StorageError> {
+    ) -> Result<Vec<ChromaHit>, StorageError> {
         let mut query = vector.to_vec();
         normalise(&mut query);
         let mut found = Vec::with_capacity(ids.len());
@@ -193,7 +193,7 @@ impl ChromaStorage {
     }
 
     /// The distances of documents from a query of length one.
-    fn distances(&self, query: &[f32], records: Records) -> Result<Vec<Neighbour>, StorageError> {
+    fn distances(&self, query: &[f32], records: ChromaRecords) -> Result<Vec<ChromaHit>, StorageError> {
         let count = records.ids.len();
         let vectors = records.embeddings.unwrap_or_default();
         let texts = records.documents.unwrap_or_else(|| vec![None; count]);
@@ -208,7 +208,7 @@ impl ChromaStorage {
             normalise(&mut vector);
             let cosine: f32 = query.iter().zip(&vector).map(|(a, b)| a * b).sum();
             if let Some(document) = self.usable_document(id, text, metadata) {
-                found.push(Neighbour {
+                found.push(ChromaHit {
                     document,
                     distance: (1.0 - cosine).clamp(0.0, 2.0),
                 });
@@ -217,8 +217,8 @@ impl ChromaStorage {
         Ok(found)
     }
 
-    async fn query(&self, record: &CollectionRecord, request: &Value) -> Result<Ranking, StorageError> {
-        let Ranked {
+    async fn query(&self, record: &CollectionRecord, request: &Value) -> Result<ChromaRanking, StorageError> {
+        let ChromaHits {
             ids,
             metadatas,
             documents,
@@ -243,13 +243,13 @@ impl ChromaStorage {
                 .ok_or_else(|| self.api.bad_answer("a hit lacks its distance"))?
                 .clamp(0.0, 2.0);
             if let Some(document) = self.usable_document(id, text, metadata) {
-                found.push(Neighbour { document, distance });
+                found.push(ChromaHit { document, distance });
             }
         }
         if !bare.is_empty() {
             self.complete_bare_hits(record, &bare, &mut found).await?;
         }
-        Ok(Ranking {
+        Ok(ChromaRanking {
             neighbours: found,
             returned: count,
         })
@@ -261,7 +261,7 @@ impl ChromaStorage {
         &self,
         record: &CollectionRecord,
         bare: &[String],
-        found: &mut Vec<Neighbour>,
+        found: &mut Vec<ChromaHit>,
     ) -> Result<(), StorageError> {
         let existing = self.fetch(record, bare).await?;
         let mut existing: HashMap<String, Document> = existing

@@ -1,4 +1,4 @@
-//! Ranking by words, which Chroma does not do: all texts are read and ranked here with BM25.
+//! ChromaRanking by words, which Chroma does not do: all texts are read and ranked here with BM25.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,7 +15,7 @@ const MAX_DOCUMENTS: u64 = 10_000;
 
 /// The documents of a collection in order, and the matching ones ranked by words.
 #[derive(Default)]
-pub(super) struct KeywordRanking {
+pub(super) struct ChromaKeywordRanking {
     pub(super) ids: Vec<String>,
     /// The position of each id.
     pub(super) positions: HashMap<String, u32>,
@@ -37,7 +37,7 @@ impl ChromaStorage {
         record: &CollectionRecord,
         text: &str,
         query: &StorageQuery,
-    ) -> Result<KeywordRanking, StorageError> {
+    ) -> Result<ChromaKeywordRanking, StorageError> {
         let name = &record.described.name;
         let count = self.api.count(record).await?;
         if count > MAX_DOCUMENTS {
@@ -52,7 +52,7 @@ impl ChromaStorage {
                 && query.filter.matches(&document.metadata)
         };
         let terms = analyze_query(text);
-        let mut ranking = KeywordRanking::default();
+        let mut ranking = ChromaKeywordRanking::default();
         let mut document_frequencies = vec![0_u64; terms.len()];
         let mut total_length = 0_u64;
         let mut candidates = Vec::new();

@@ -9,7 +9,7 @@ use ragstone_core::{CollectionName, Document, DocumentId, Filter, Metadata};
 use serde_json::{Value, json};
 
 use super::ChromaStorage;
-use super::api::{CollectionRecord, Records};
+use super::api::{ChromaRecords, CollectionRecord};
 use super::codec;
 use super::narrow::{Narrowed, narrow};
 
@@ -192,7 +192,7 @@ impl ChromaStorage {
     }
 
     /// The usable documents.
-    fn read_documents(&self, records: Records) -> Vec<Document> {
+    fn read_documents(&self, records: ChromaRecords) -> Vec<Document> {
         let count = records.ids.len();
         let texts = records.documents.unwrap_or_else(|| vec![None; count]);
         let metadatas = records.metadatas.unwrap_or_else(|| vec![None; count]);

@@ -16,7 +16,7 @@ use ragstone_core::{CollectionName, Document};
 
 use super::ChromaStorage;
 use super::api::CollectionRecord;
-use super::dense::{Neighbour, check_space};
+use super::dense::{ChromaHit, check_space};
 
 /// How much deeper than the result each ranking goes before the two are fused.
 const FUSION_DEPTH: usize = 4;
@@ -197,7 +197,7 @@ impl ChromaStorage {
         vector: &[f32],
         depth: usize,
         timings: &mut Vec<StageTime>,
-    ) -> Result<Vec<Neighbour>, StorageError> {
+    ) -> Result<Vec<ChromaHit>, StorageError> {
         check_space(record)?;
         let start = Instant::now();
         let mut found = self

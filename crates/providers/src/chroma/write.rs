@@ -44,14 +44,14 @@ impl From<ExportedDocument> for Incoming {
 }
 
 /// A document as it is sent.
-struct Row {
+struct ChromaRow {
     document: Document,
     vector: Vec<f32>,
     /// Our own keys, beside the metadata.
     reserved: Metadata,
 }
 
-impl Row {
+impl ChromaRow {
     /// Chroma loses the direction of very long and very short vectors, so those for cosine distance are
     /// sent with length one and their length is stored beside them. Other distances depend on the length.
     fn new(incoming: Incoming, space: &str) -> Self {
@@ -107,7 +107,9 @@ impl ChromaStorage {
         }
         let space = record.space.clone();
         let rows = tokio::task::spawn_blocking(move || {
-            let rows = documents.into_iter().map(|incoming| Row::new(incoming, &space));
+            let rows = documents
+                .into_iter()
+                .map(|incoming| ChromaRow::new(incoming, &space));
             rows.collect::<Vec<_>>()
         });
         let rows = rows
@@ -127,7 +129,7 @@ impl ChromaStorage {
     }
 
     /// Sends documents in as few requests as Chroma accepts. Each request is stored whole or not at all.
-    async fn send(&self, record: &CollectionRecord, rows: &[Row]) -> Result<(), StorageError> {
+    async fn send(&self, record: &CollectionRecord, rows: &[ChromaRow]) -> Result<(), StorageError> {
         let timeout = (self.purpose == Purpose::DefaultStore).then_some(WRITE_TIMEOUT);
         let limits = self.api.pre_flight().await?;
         let mut stored = 0;
@@ -175,7 +177,7 @@ impl ChromaStorage {
     async fn existing_metadata(
         &self,
         record: &CollectionRecord,
-        batch: &[Row],
+        batch: &[ChromaRow],
     ) -> Result<HashMap<String, Metadata>, StorageError> {
         let ids: Vec<&str> = batch.iter().map(|row| row.document.id.as_str()).collect();
         let there = self
@@ -243,7 +245,7 @@ impl ChromaStorage {
 
 /// The metadata that replaces that of a document. Chroma merges metadata, so keys that are to go are set
 /// to null.
-fn replacing_metadata(row: &Row, old: &HashMap<String, Metadata>) -> Metadata {
+fn replacing_metadata(row: &ChromaRow, old: &HashMap<String, Metadata>) -> Metadata {
     let mut new = codec::encode(&row.document.metadata);
     new.extend(row.reserved.clone());
     for key in old
@@ -259,7 +261,7 @@ fn replacing_metadata(row: &Row, old: &HashMap<String, Metadata>) -> Metadata {
 }
 
 /// How many documents of a batch go into one request: up to [`REPLACED_AT_ONCE`] existing ones.
-fn piece_length(batch: &[Row], exists: impl Fn(&str) -> bool) -> usize {
+fn piece_length(batch: &[ChromaRow], exists: impl Fn(&str) -> bool) -> usize {
     let mut replaced = 0;
     batch
         .iter()
@@ -271,12 +273,12 @@ fn piece_length(batch: &[Row], exists: impl Fn(&str) -> bool) -> usize {
 }
 
 /// How many of the next documents go into one request; at least one.
-fn batch_length(rows: &[Row], max_batch_size: usize) -> usize {
+fn batch_length(rows: &[ChromaRow], max_batch_size: usize) -> usize {
     let mut bytes = 0;
     let fits = rows
         .iter()
         .take(max_batch_size)
-        .take_while(|Row { document, vector, .. }| {
+        .take_while(|ChromaRow { document, vector, .. }| {
             let metadata: usize = document
                 .metadata
                 .iter()
@@ -300,7 +302,7 @@ mod tests {
 
     #[test]
     fn batches_respect_the_servers_limit_and_a_size() {
-        let document = |length: usize| Row {
+        let document = |length: usize| ChromaRow {
             document: Document {
                 id: DocumentId::generate(),
                 text: "x".repeat(length),
@@ -309,10 +311,10 @@ mod tests {
             vector: vec![1.0; 3],
             reserved: Metadata::new(),
         };
-        let small: Vec<Row> = (0..10).map(|_| document(1)).collect();
+        let small: Vec<ChromaRow> = (0..10).map(|_| document(1)).collect();
         assert_eq!(batch_length(&small, 4), 4);
         assert_eq!(batch_length(&small, 100), 10);
-        let large: Vec<Row> = (0..3).map(|_| document(9 << 20)).collect();
+        let large: Vec<ChromaRow> = (0..3).map(|_| document(9 << 20)).collect();
         assert_eq!(batch_length(&large, 100), 1);
         let huge = [document(BATCH_BYTES * 2)];
         assert_eq!(batch_length(&huge, 100), 1);
@@ -320,8 +322,8 @@ mod tests {
 
     #[test]
     fn one_request_replaces_a_limited_number_and_adds_any_number() {
-        let rows: Vec<Row> = (0..4 * REPLACED_AT_ONCE)
-            .map(|n| Row {
+        let rows: Vec<ChromaRow> = (0..4 * REPLACED_AT_ONCE)
+            .map(|n| ChromaRow {
                 document: Document {
                     id: DocumentId::parse(n.to_string()).unwrap(),
                     text: "t".into(),

@@ -18,14 +18,14 @@ use crate::http::{Auth, Call, ClientSettings, ServiceClient};
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ContractRequest {
     pub knowledgebase_id: String,
-    pub chunks: Vec<Chunk>,
+    pub chunks: Vec<ContractChunk>,
     /// The service's default model if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_id: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Chunk {
+pub struct ContractChunk {
     pub chunk_id: String,
     pub content: String,
     pub content_hash: String,
@@ -113,7 +113,7 @@ impl ContractClient {
 }
 
 fn check(request: &ContractRequest, answer: RawAnswer) -> Result<ContractAnswer, String> {
-    let mut open: HashMap<&str, &Chunk> = request
+    let mut open: HashMap<&str, &ContractChunk> = request
         .chunks
         .iter()
         .map(|chunk| (chunk.chunk_id.as_str(), chunk))

@@ -26,7 +26,7 @@ pub(super) struct GoogleEmbedder {
 }
 
 #[derive(Deserialize)]
-struct Answer {
+struct GoogleEmbeddings {
     embeddings: Vec<Values>,
 }
 
@@ -59,7 +59,7 @@ impl GoogleEmbedder {
             .collect();
         let call =
             Call::post(format!("{}:batchEmbedContents", self.model)).json(&json!({"requests": requests}));
-        let answer: Answer = self.client.call_json(call).await.map_err(vectors::model_error)?;
+        let answer: GoogleEmbeddings = self.client.call_json(call).await.map_err(vectors::model_error)?;
         // The answer has the order of the requests and no token counts.
         let values = answer.embeddings.into_iter().map(|e| e.values).collect();
         vectors::finish(values, texts, 0, &self.info)

@@ -17,7 +17,8 @@ use secrecy::SecretString;
 
 pub use batches::split_by;
 pub use contract::{
-    CONTRACT_TYPE, Chunk, ChunkEmbedding, ContractAnswer, ContractClient, ContractRequest, SkippedChunk,
+    CONTRACT_TYPE, ChunkEmbedding, ContractAnswer, ContractChunk, ContractClient, ContractRequest,
+    SkippedChunk,
 };
 pub use resolve::{Resolution, from_config, from_entry, provider_type_to_embedding_type, resolve};
 pub(crate) use resolve::{known_ids, resolve_key};

@@ -52,10 +52,10 @@ struct Request<'a> {
 }
 
 #[derive(Deserialize)]
-struct Answer {
+struct OpenAiEmbeddings {
     data: Vec<Item>,
     #[serde(default)]
-    usage: Usage,
+    usage: OpenAiUsage,
 }
 
 #[derive(Deserialize)]
@@ -68,9 +68,9 @@ struct Item {
 /// Reads a vector: in base64, which is requested because it is shorter and faster to parse, or as a list,
 /// from services without base64.
 fn numbers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f32>, D::Error> {
-    struct Numbers;
+    struct NumbersVisitor;
 
-    impl<'de> Visitor<'de> for Numbers {
+    impl<'de> Visitor<'de> for NumbersVisitor {
         type Value = Vec<f32>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -94,11 +94,11 @@ fn numbers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f32>, D::Er
         }
     }
 
-    deserializer.deserialize_any(Numbers)
+    deserializer.deserialize_any(NumbersVisitor)
 }
 
 #[derive(Default, Deserialize)]
-struct Usage {
+struct OpenAiUsage {
     #[serde(default)]
     prompt_tokens: usize,
 }
@@ -119,7 +119,7 @@ impl OpenAiEmbedder {
             dimensions: self.info.identity.dimensions,
             encoding_format: "base64",
         });
-        let answer: Answer = self.client.call_json(call).await.map_err(vectors::model_error)?;
+        let answer: OpenAiEmbeddings = self.client.call_json(call).await.map_err(vectors::model_error)?;
         let tokens = answer.usage.prompt_tokens;
         in_order(answer.data, texts.len())
             .and_then(|in_order| vectors::finish(in_order, texts, tokens, &self.info))

@@ -53,7 +53,7 @@ impl NamedHost {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Scope {
+enum AddressScope {
     Public,
     Private,
     /// Link-local addresses, which metadata services use, and addresses that no service can have.
@@ -66,7 +66,7 @@ impl AddressRule {
         let host = url.host_str().unwrap_or_default();
         let port = url.port_or_known_default();
         let allowed = match literal(host) {
-            Some(ip) => self.names(host, port) || scope(ip) == Scope::Public,
+            Some(ip) => self.names(host, port) || scope(ip) == AddressScope::Public,
             None => !is_localhost(host) || self.names(host, port),
         };
         if allowed {
@@ -87,10 +87,10 @@ impl AddressRule {
 
     fn admits(&self, host: &str, port: Option<u16>, ip: IpAddr) -> bool {
         match (self, scope(ip)) {
-            (_, Scope::Public) => true,
-            (Self::Configured, Scope::Private) => true,
-            (_, Scope::Private) => self.names(host, port),
-            (_, Scope::Never) => false,
+            (_, AddressScope::Public) => true,
+            (Self::Configured, AddressScope::Private) => true,
+            (_, AddressScope::Private) => self.names(host, port),
+            (_, AddressScope::Never) => false,
         }
     }
 }
@@ -123,7 +123,7 @@ impl Resolve for GuardedResolver {
 
 pub(super) fn is_local(url: &Url) -> bool {
     let host = url.host_str().unwrap_or_default();
-    is_localhost(host) || literal(host).is_some_and(|ip| scope(ip) != Scope::Public)
+    is_localhost(host) || literal(host).is_some_and(|ip| scope(ip) != AddressScope::Public)
 }
 
 fn is_localhost(host: &str) -> bool {
@@ -135,17 +135,17 @@ fn literal(host: &str) -> Option<IpAddr> {
     host.trim_start_matches('[').trim_end_matches(']').parse().ok()
 }
 
-fn scope(ip: IpAddr) -> Scope {
+fn scope(ip: IpAddr) -> AddressScope {
     match ip {
         IpAddr::V4(ip) => scope_v4(ip),
         IpAddr::V6(ip) => scope_v6(ip),
     }
 }
 
-fn scope_v4(ip: Ipv4Addr) -> Scope {
+fn scope_v4(ip: Ipv4Addr) -> AddressScope {
     let [a, b, c, _] = ip.octets();
     if ip.is_link_local() || ip.is_multicast() || ip.is_broadcast() || a == 0 || a >= 240 {
-        Scope::Never
+        AddressScope::Never
     } else if ip.is_private()
         || ip.is_loopback()
         || ip.is_documentation()
@@ -153,13 +153,13 @@ fn scope_v4(ip: Ipv4Addr) -> Scope {
         || (a == 198 && (b == 18 || b == 19))
         || (a == 192 && b == 0 && c == 0)
     {
-        Scope::Private
+        AddressScope::Private
     } else {
-        Scope::Public
+        AddressScope::Public
     }
 }
 
-fn scope_v6(ip: Ipv6Addr) -> Scope {
+fn scope_v6(ip: Ipv6Addr) -> AddressScope {
     let parts = ip.segments();
     let embedded = |high: u16, low: u16| {
         let [a, b] = high.to_be_bytes();
@@ -169,9 +169,9 @@ fn scope_v6(ip: Ipv6Addr) -> Scope {
     /// The metadata service of a large cloud, in the private range.
     const METADATA: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
     if ip.is_loopback() {
-        Scope::Private
+        AddressScope::Private
     } else if ip.is_unspecified() || ip.is_multicast() || ip.is_unicast_link_local() || ip == METADATA {
-        Scope::Never
+        AddressScope::Never
     } else if let Some(v4) = ip.to_ipv4_mapped() {
         scope_v4(v4)
     } else if parts[..6] == [0x64, 0xff9b, 0, 0, 0, 0] || parts[..6] == [0; 6] {
@@ -179,9 +179,9 @@ fn scope_v6(ip: Ipv6Addr) -> Scope {
     } else if parts[0] == 0x2002 {
         embedded(parts[1], parts[2])
     } else if ip.is_unique_local() || parts[..2] == [0x2001, 0xdb8] || parts[..2] == [0x64, 0xff9b] {
-        Scope::Private
+        AddressScope::Private
     } else {
-        Scope::Public
+        AddressScope::Public
     }
 }
 
@@ -196,26 +196,26 @@ mod tests {
     #[test]
     fn addresses_have_their_scope() {
         for (address, expected) in [
-            ("8.8.8.8", Scope::Public),
-            ("127.0.0.1", Scope::Private),
-            ("10.1.2.3", Scope::Private),
-            ("172.31.0.1", Scope::Private),
-            ("100.64.0.1", Scope::Private),
-            ("169.254.169.254", Scope::Never),
-            ("0.0.0.0", Scope::Never),
-            ("255.255.255.255", Scope::Never),
-            ("224.0.0.1", Scope::Never),
-            ("2606:4700::1111", Scope::Public),
-            ("::1", Scope::Private),
-            ("::", Scope::Never),
-            ("fe80::1", Scope::Never),
-            ("fd12::1", Scope::Private),
-            ("fd00:ec2::254", Scope::Never),
-            ("::ffff:169.254.169.254", Scope::Never),
-            ("::ffff:10.0.0.1", Scope::Private),
-            ("::7f00:1", Scope::Private),
-            ("64:ff9b::a9fe:a9fe", Scope::Never),
-            ("2002:a00:1::1", Scope::Private),
+            ("8.8.8.8", AddressScope::Public),
+            ("127.0.0.1", AddressScope::Private),
+            ("10.1.2.3", AddressScope::Private),
+            ("172.31.0.1", AddressScope::Private),
+            ("100.64.0.1", AddressScope::Private),
+            ("169.254.169.254", AddressScope::Never),
+            ("0.0.0.0", AddressScope::Never),
+            ("255.255.255.255", AddressScope::Never),
+            ("224.0.0.1", AddressScope::Never),
+            ("2606:4700::1111", AddressScope::Public),
+            ("::1", AddressScope::Private),
+            ("::", AddressScope::Never),
+            ("fe80::1", AddressScope::Never),
+            ("fd12::1", AddressScope::Private),
+            ("fd00:ec2::254", AddressScope::Never),
+            ("::ffff:169.254.169.254", AddressScope::Never),
+            ("::ffff:10.0.0.1", AddressScope::Private),
+            ("::7f00:1", AddressScope::Private),
+            ("64:ff9b::a9fe:a9fe", AddressScope::Never),
+            ("2002:a00:1::1", AddressScope::Private),
         ] {
             assert_eq!(scope(address.parse().unwrap()), expected, "{address}");
         }

@@ -19,7 +19,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::address::{self, AddressRule, GuardedResolver};
 use super::operation;
-use super::retry::{self, Failure, Sent};
+use super::retry::{self, CallFailure, SendState};
 use super::secrets::{Secrets, basic_credentials};
 use super::settings::{Auth, ClientSettings, Policy};
 use crate::error::ConfigError;
@@ -142,7 +142,7 @@ impl Call {
 
 /// An answer with a status of success, read whole.
 #[derive(Debug, Clone)]
-pub struct Answer {
+pub struct HttpAnswer {
     pub status: u16,
     pub body: Bytes,
 }
@@ -218,10 +218,10 @@ impl ServiceClient {
     }
 
     /// Sends a call and reads the answer whole.
-    pub async fn call(&self, call: Call) -> Result<Answer, CallError> {
+    pub async fn call(&self, call: Call) -> Result<HttpAnswer, CallError> {
         let mut body = Vec::new();
         let response = self.0.guarded(&call, Some(&mut body)).await?;
-        Ok(Answer {
+        Ok(HttpAnswer {
             status: response.status().as_u16(),
             body: body.into(),
         })
@@ -347,7 +347,7 @@ impl Inner {
         }
     }
 
-    async fn attempt(&self, call: &Call, body: Option<&mut Vec<u8>>) -> Result<Response, Failure> {
+    async fn attempt(&self, call: &Call, body: Option<&mut Vec<u8>>) -> Result<Response, CallFailure> {
         let mut response = self.send(call).await?;
         if response.status().is_success() {
             if let Some(body) = body {
@@ -360,7 +360,7 @@ impl Inner {
         let content_type = header(CONTENT_TYPE);
         let retry_after: Option<String> = header(RETRY_AFTER);
         let body = self.read_body(&mut response).await?;
-        Err(Failure {
+        Err(CallFailure {
             error: CallError::Answered(Box::new(ErrorAnswer {
                 service: self.service.clone(),
                 status: status.as_u16(),
@@ -368,12 +368,12 @@ impl Inner {
                 body: self.secrets.hide_in_bytes(body),
                 retry_after: retry_after.and_then(|value| retry::parse_retry_after(&value, Timestamp::now())),
             })),
-            sent: Sent::Answered,
+            sent: SendState::Answered,
         })
     }
 
     /// Sends once, following redirects within the same origin.
-    async fn send(&self, call: &Call) -> Result<Response, Failure> {
+    async fn send(&self, call: &Call) -> Result<Response, CallFailure> {
         let mut url = self.url(call)?;
         for _ in 0..=MAX_REDIRECTS {
             let mut request = self
@@ -388,8 +388,12 @@ impl Inner {
                     .header(CONTENT_TYPE, "application/json")
                     .body(body.clone());
             }
-            let response = request.send().await.map_err(|e| Failure {
-                sent: if e.is_connect() { Sent::No } else { Sent::Perhaps },
+            let response = request.send().await.map_err(|e| CallFailure {
+                sent: if e.is_connect() {
+                    SendState::No
+                } else {
+                    SendState::Perhaps
+                },
                 error: self.unreachable(&e),
             })?;
             match self.redirect_target(call, &url, &response)? {
@@ -401,7 +405,12 @@ impl Inner {
     }
 
     /// The target of a redirect. One that would change the method or leave the origin is refused.
-    fn redirect_target(&self, call: &Call, from: &Url, response: &Response) -> Result<Option<Url>, Failure> {
+    fn redirect_target(
+        &self,
+        call: &Call,
+        from: &Url,
+        response: &Response,
+    ) -> Result<Option<Url>, CallFailure> {
         let keeps_the_method = match response.status() {
             StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => true,
             StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND | StatusCode::SEE_OTHER => {
@@ -427,7 +436,7 @@ impl Inner {
         Ok(Some(target))
     }
 
-    fn url(&self, call: &Call) -> Result<Url, Failure> {
+    fn url(&self, call: &Call) -> Result<Url, CallFailure> {
         let mut url = self
             .base_url
             .join(&call.path)
@@ -439,20 +448,20 @@ impl Inner {
         Ok(url)
     }
 
-    async fn read_body(&self, response: &mut Response) -> Result<Vec<u8>, Failure> {
+    async fn read_body(&self, response: &mut Response) -> Result<Vec<u8>, CallFailure> {
         let limit = self.policy.max_answer_bytes;
-        let cut = || Failure {
+        let cut = || CallFailure {
             error: self.too_large(),
-            sent: Sent::Final,
+            sent: SendState::Final,
         };
         let announced = response.content_length().unwrap_or(0);
         if announced > limit {
             return Err(cut());
         }
         let mut body = Vec::with_capacity(announced.min(1 << 20) as usize);
-        while let Some(chunk) = response.chunk().await.map_err(|e| Failure {
+        while let Some(chunk) = response.chunk().await.map_err(|e| CallFailure {
             error: self.unreachable(&e),
-            sent: Sent::Perhaps,
+            sent: SendState::Perhaps,
         })? {
             if (body.len() + chunk.len()) as u64 > limit {
                 return Err(cut());
@@ -462,10 +471,10 @@ impl Inner {
         Ok(body)
     }
 
-    fn refused(&self, reason: &str) -> Failure {
-        Failure {
+    fn refused(&self, reason: &str) -> CallFailure {
+        CallFailure {
             error: self.bad_answer(reason.to_owned()),
-            sent: Sent::Final,
+            sent: SendState::Final,
         }
     }
 

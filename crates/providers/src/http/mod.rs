@@ -20,6 +20,6 @@ mod secrets;
 mod settings;
 
 pub use address::{AddressRule, NamedHost};
-pub use client::{Answer, Breaking, ByteStream, Call, Repeat, ServiceClient};
+pub use client::{Breaking, ByteStream, Call, HttpAnswer, Repeat, ServiceClient};
 pub use operation::{operation, within};
 pub use settings::{Auth, ClientSettings, Policy};

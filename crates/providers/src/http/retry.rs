@@ -15,14 +15,14 @@ const MAX_DELAY: Duration = Duration::from_secs(20);
 
 /// A failed attempt.
 #[derive(Debug)]
-pub(super) struct Failure {
+pub(super) struct CallFailure {
     pub(super) error: CallError,
-    pub(super) sent: Sent,
+    pub(super) sent: SendState,
 }
 
 /// Whether the service may have processed the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Sent {
+pub(super) enum SendState {
     No,
     Perhaps,
     /// It answered, and the status decides.
@@ -31,14 +31,14 @@ pub(super) enum Sent {
     Final,
 }
 
-impl Failure {
+impl CallFailure {
     pub(super) fn is_worth_retrying(&self, repeat: Repeat) -> bool {
         match (self.sent, repeat) {
-            (Sent::No, _) | (Sent::Perhaps, Repeat::Read | Repeat::Freely) => true,
-            (Sent::Perhaps, Repeat::IfUnprocessed) | (Sent::Final, _) => false,
-            (Sent::Answered, Repeat::Read) => matches!(self.error.status(), Some(429 | 500..)),
-            (Sent::Answered, _) if self.error.is_considered() => false,
-            (Sent::Answered, _) => matches!(
+            (SendState::No, _) | (SendState::Perhaps, Repeat::Read | Repeat::Freely) => true,
+            (SendState::Perhaps, Repeat::IfUnprocessed) | (SendState::Final, _) => false,
+            (SendState::Answered, Repeat::Read) => matches!(self.error.status(), Some(429 | 500..)),
+            (SendState::Answered, _) if self.error.is_considered() => false,
+            (SendState::Answered, _) => matches!(
                 (self.error.status(), repeat),
                 (Some(429 | 503), _) | (Some(502 | 504), Repeat::Freely)
             ),

@@ -35,7 +35,7 @@ pub struct IngestRequest {
 
 /// A job, with the report of its progress as the caller reads it.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Job<R> {
+pub struct RemoteJob<R> {
     pub id: String,
     pub state: JobState,
     /// Why the job as a whole failed, or is waiting.
@@ -63,11 +63,11 @@ struct JobId {
 #[derive(Deserialize)]
 struct LoadedModels {
     #[serde(default)]
-    embedding_models: Vec<LoadedModel>,
+    embedding_models: Vec<RemoteModel>,
 }
 
 #[derive(Deserialize)]
-struct LoadedModel {
+struct RemoteModel {
     id: String,
 }
 
@@ -93,7 +93,7 @@ impl RagstoneClient {
         Ok(job.id)
     }
 
-    pub async fn job<R: DeserializeOwned>(&self, id: &str) -> Result<Job<R>, CallError> {
+    pub async fn job<R: DeserializeOwned>(&self, id: &str) -> Result<RemoteJob<R>, CallError> {
         self.client.call_json(Call::get(format!("jobs/{id}"))).await
     }
 

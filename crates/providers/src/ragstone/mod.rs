@@ -33,7 +33,7 @@ use secrecy::SecretString;
 use serde::Deserialize;
 use serde_json::Value;
 
-pub use commands::{ContentEncoding, IngestDocument, IngestRequest, Job, JobState};
+pub use commands::{ContentEncoding, IngestDocument, IngestRequest, JobState, RemoteJob};
 pub use filter_json::filter_to_json;
 
 use crate::config::{AuthConfig, Endpoint, RetryConfig, read_connection, whole_number};

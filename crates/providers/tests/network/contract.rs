@@ -2,7 +2,7 @@
 
 use ragstone_core::Metadata;
 use ragstone_core::call::CallError;
-use ragstone_providers::embedding::{Chunk, ContractAnswer, ContractClient, ContractRequest};
+use ragstone_providers::embedding::{ContractAnswer, ContractChunk, ContractClient, ContractRequest};
 use serde_json::{Value, json};
 
 use crate::common::server::{Reply, TestServer};
@@ -13,7 +13,7 @@ fn request(chunks: &[&str]) -> ContractRequest {
         knowledgebase_id: "kb".into(),
         chunks: chunks
             .iter()
-            .map(|id| Chunk {
+            .map(|id| ContractChunk {
                 chunk_id: (*id).to_owned(),
                 content: format!("content of {id}"),
                 content_hash: format!("hash-{id}"),

@@ -5,7 +5,7 @@
 //! decides from the words and from how near message and topic are.
 
 use ragstone_core::chat::{ChatRequest, Message};
-use ragstone_core::conversation::{self, ConversationState, QueryPlan, Standing, Weights};
+use ragstone_core::conversation::{self, ContinuityWeights, ConversationState, QueryPlan, TopicRelation};
 use ragstone_core::model::Embedder;
 use serde_json::Value;
 
@@ -56,7 +56,7 @@ pub(super) async fn decide(
         match chat.ask(request).await {
             Ok(topic) => {
                 // The words alone keep the other method's memory, in case it is needed next time.
-                let next = conversation::plan(state, message, None, &Weights::default()).next;
+                let next = conversation::plan(state, message, None, &ContinuityWeights::default()).next;
                 return (Plan::one(Strategy::FollowUp, topic.clone(), Some(topic)), next);
             }
             Err(NoTopic { public, full }) => {
@@ -76,16 +76,16 @@ pub(super) async fn decide(
         Some(embedder) => similarity(&conversations.vectors, embedder.as_ref(), state, message).await,
         None => None,
     };
-    let planned = conversation::plan(state, message, similarity, &Weights::default());
+    let planned = conversation::plan(state, message, similarity, &ContinuityWeights::default());
     tracing::debug!(standing = ?planned.standing, continuity = planned.continuity, ?similarity, "topic decided");
     from_built_in(planned, warnings)
 }
 
 fn from_built_in(planned: QueryPlan, warnings: Vec<String>) -> (Plan, ConversationState) {
     let strategy = match planned.standing {
-        Standing::First => Strategy::FirstMessage,
+        TopicRelation::First => Strategy::FirstMessage,
         // A new subject is still worked out from the topic that was there, and may keep some of it.
-        Standing::Continues | Standing::Changes => Strategy::FollowUp,
+        TopicRelation::Continues | TopicRelation::Changes => Strategy::FollowUp,
     };
     let plan = Plan {
         strategy,

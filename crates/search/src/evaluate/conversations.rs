@@ -22,7 +22,7 @@ const AT_ONCE: usize = 8;
 
 /// What is searched for when a user has typed something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wording {
+pub enum QueryWording {
     /// The message alone.
     LastTurn,
     /// All that the user has typed in this conversation.
@@ -33,7 +33,7 @@ pub enum Wording {
     Rewrite,
 }
 
-impl Wording {
+impl QueryWording {
     pub fn name(self) -> &'static str {
         match self {
             Self::LastTurn => "last turn alone",
@@ -49,12 +49,12 @@ impl Wording {
 pub struct Group {
     pub name: &'static str,
     pub turns: usize,
-    pub rows: Vec<Row>,
+    pub rows: Vec<MeasureRow>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Row {
-    pub wording: Wording,
+pub struct MeasureRow {
+    pub wording: QueryWording,
     /// Mean nDCG@10 of `/query` in hybrid mode, where the wording is one text.
     pub query: Option<f64>,
     /// Mean nDCG@10 of `/api/rag/collect`.
@@ -87,19 +87,19 @@ impl TurnKind {
         }
     }
 
-    fn wordings(self) -> &'static [Wording] {
+    fn wordings(self) -> &'static [QueryWording] {
         match self {
             // It is all the turns there are.
-            Self::First => &[Wording::LastTurn, Wording::Ours, Wording::Rewrite],
+            Self::First => &[QueryWording::LastTurn, QueryWording::Ours, QueryWording::Rewrite],
             Self::FollowUp => &[
-                Wording::LastTurn,
-                Wording::AllTurns,
-                Wording::Ours,
-                Wording::Rewrite,
+                QueryWording::LastTurn,
+                QueryWording::AllTurns,
+                QueryWording::Ours,
+                QueryWording::Rewrite,
             ],
             // The turns are those of the whole dialogues, where the rewrite was measured.
             Self::AfterChange | Self::LaterAfterChange => {
-                &[Wording::LastTurn, Wording::AllTurns, Wording::Ours]
+                &[QueryWording::LastTurn, QueryWording::AllTurns, QueryWording::Ours]
             }
         }
     }
@@ -108,7 +108,7 @@ impl TurnKind {
 /// The nDCG@10 of one wording of one turn.
 struct Measured {
     kind: TurnKind,
-    wording: Wording,
+    wording: QueryWording,
     query: Option<f64>,
     collect: f64,
 }
@@ -165,7 +165,7 @@ pub async fn evaluate_conversations(
 }
 
 fn group(kind: TurnKind, measured: &[Measured]) -> Group {
-    let of = |wording: Wording| {
+    let of = |wording: QueryWording| {
         measured
             .iter()
             .filter(move |one| one.kind == kind && one.wording == wording)
@@ -173,7 +173,7 @@ fn group(kind: TurnKind, measured: &[Measured]) -> Group {
     let rows = kind.wordings().iter().filter_map(|&wording| {
         let count = of(wording).count();
         let mean = |values: f64| values / count as f64;
-        (count > 0).then(|| Row {
+        (count > 0).then(|| MeasureRow {
             wording,
             query: of(wording).map(|one| one.query).sum::<Option<f64>>().map(mean),
             collect: mean(of(wording).map(|one| one.collect).sum()),
@@ -181,7 +181,7 @@ fn group(kind: TurnKind, measured: &[Measured]) -> Group {
     });
     Group {
         name: kind.name(),
-        turns: of(Wording::Ours).count(),
+        turns: of(QueryWording::Ours).count(),
         rows: rows.collect(),
     }
 }
@@ -210,10 +210,10 @@ async fn hold(
         said.push(&turn.user);
         for &wording in kind.wordings() {
             let text = match wording {
-                Wording::LastTurn => Some(turn.user.clone()),
-                Wording::AllTurns => Some(said.join(" ")),
-                Wording::Ours => None,
-                Wording::Rewrite => match &turn.rewrite {
+                QueryWording::LastTurn => Some(turn.user.clone()),
+                QueryWording::AllTurns => Some(said.join(" ")),
+                QueryWording::Ours => None,
+                QueryWording::Rewrite => match &turn.rewrite {
                     Some(rewrite) => Some(rewrite.clone()),
                     None => continue,
                 },

@@ -12,7 +12,7 @@ use ragstone_core::backend::{Backend, BackendError};
 use ragstone_core::collection::{CollectionName, EMBEDDING_MODEL};
 use ragstone_core::document::{Metadata, NewDocument};
 
-pub use conversations::{Group, Row, Wording, evaluate_conversations};
+pub use conversations::{Group, MeasureRow, QueryWording, evaluate_conversations};
 pub use dialogues::{Dialogue, DialogueTurn, Half, read_dialogues};
 pub use folder::{Benchmark, Corpus, JudgedQuery, read_benchmark, read_corpus};
 pub use modes::{DEPTH, Latency, ModeResult, Ranking, Setting, evaluate_mode};

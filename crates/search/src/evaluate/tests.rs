@@ -200,7 +200,7 @@ async fn dialogues_are_held_and_measured_by_where_a_turn_stands() {
         ]
     );
     for row in groups.iter().flat_map(|group| &group.rows) {
-        let ours = row.wording == Wording::Ours;
+        let ours = row.wording == QueryWording::Ours;
         assert_eq!(row.query.is_none(), ours, "{row:?}");
         assert!((0.0..=1.0).contains(&row.collect), "{row:?}");
     }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use ragstone_core::document::DocumentId;
 use ragstone_core::fusion::{
-    FusionWeights, HitRanks, Rank, ScoredRanking, Wording, Zero, fuse_scores, mix_wordings,
+    FusionWeights, HitRanks, Rank, ScoredRanking, ScoredWording, Zero, fuse_scores, mix_wordings,
 };
 use ragstone_core::search::{SearchHit, SearchMode, SearchResponse, StageTime};
 
@@ -115,8 +115,8 @@ impl WordingRankings {
         .map(|(hits, weight, zero)| ScoredRanking { hits, weight, zero })
     }
 
-    fn wording(self) -> Wording<usize> {
-        Wording {
+    fn wording(self) -> ScoredWording<usize> {
+        ScoredWording {
             by_meaning: self.by_meaning,
             by_word: self.by_word,
             by_place: self.by_place,

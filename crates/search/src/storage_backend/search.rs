@@ -24,7 +24,7 @@ use crate::rerank::{self, RERANK_FACTOR, rerank_depth};
 const THIS_PROCESS: &str = "local";
 
 /// A query ready for the storage engine.
-struct Prepared {
+struct PreparedQuery {
     query: StorageQuery,
     /// The model of the query's vector, where this process made it.
     model: Option<ModelIdentity>,
@@ -86,8 +86,8 @@ impl StorageBackend {
         &self,
         query: &SearchQuery,
         embedder: Option<&dyn Embedder>,
-    ) -> Result<Prepared, BackendError> {
-        let mut prepared = Prepared {
+    ) -> Result<PreparedQuery, BackendError> {
+        let mut prepared = PreparedQuery {
             query: storage_query(query),
             model: None,
             warning: None,
@@ -120,7 +120,7 @@ impl StorageBackend {
     async fn explain(
         &self,
         name: &CollectionName,
-        prepared: &[Prepared],
+        prepared: &[PreparedQuery],
         error: StorageError,
     ) -> BackendError {
         let StorageError::DimensionMismatch {
@@ -148,7 +148,7 @@ impl StorageBackend {
         &self,
         name: &CollectionName,
         query: &SearchQuery,
-        prepared: Prepared,
+        prepared: PreparedQuery,
         found: SearchHits,
     ) -> Result<SearchResponse, BackendError> {
         let mut response = SearchResponse {

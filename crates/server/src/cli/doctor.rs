@@ -27,7 +27,7 @@ pub(super) struct DoctorArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Status {
+enum CheckStatus {
     Pass,
     Warn,
     Fail,
@@ -38,12 +38,12 @@ enum Status {
 #[derive(Debug, Serialize)]
 struct Check {
     name: String,
-    status: Status,
+    status: CheckStatus,
     message: String,
 }
 
 impl Check {
-    fn new(name: impl Into<String>, status: Status, message: impl Into<String>) -> Self {
+    fn new(name: impl Into<String>, status: CheckStatus, message: impl Into<String>) -> Self {
         Self {
             name: name.into(),
             status,
@@ -52,19 +52,19 @@ impl Check {
     }
 
     fn pass(name: impl Into<String>, message: impl Into<String>) -> Self {
-        Self::new(name, Status::Pass, message)
+        Self::new(name, CheckStatus::Pass, message)
     }
 
     fn warn(name: impl Into<String>, message: impl Into<String>) -> Self {
-        Self::new(name, Status::Warn, message)
+        Self::new(name, CheckStatus::Warn, message)
     }
 
     fn fail(name: impl Into<String>, message: impl Into<String>) -> Self {
-        Self::new(name, Status::Fail, message)
+        Self::new(name, CheckStatus::Fail, message)
     }
 
     fn skip(name: impl Into<String>, message: impl Into<String>) -> Self {
-        Self::new(name, Status::Skip, message)
+        Self::new(name, CheckStatus::Skip, message)
     }
 }
 
@@ -83,11 +83,11 @@ pub(super) fn run(args: &DoctorArgs) -> ExitCode {
     let shown = if args.json {
         json(&checks)
     } else {
-        text(&checks, &Style::of_stdout())
+        text(&checks, &ReportStyle::of_stdout())
     };
     // A closed pipe is not a failed check.
     let _ = std::io::stdout().lock().write_all(shown.as_bytes());
-    if count(&checks, Status::Fail) == 0 {
+    if count(&checks, CheckStatus::Fail) == 0 {
         ExitCode::SUCCESS
     } else {
         ExitCode::from(FAILED)
@@ -148,7 +148,7 @@ fn keys(settings: &Settings) -> Check {
     }
 }
 
-fn count(checks: &[Check], status: Status) -> usize {
+fn count(checks: &[Check], status: CheckStatus) -> usize {
     checks.iter().filter(|check| check.status == status).count()
 }
 
@@ -156,42 +156,42 @@ fn json(checks: &[Check]) -> String {
     let report = serde_json::json!({
         "results": checks,
         "summary": {
-            "passed": count(checks, Status::Pass),
-            "warnings": count(checks, Status::Warn),
-            "failed": count(checks, Status::Fail),
-            "skipped": count(checks, Status::Skip),
+            "passed": count(checks, CheckStatus::Pass),
+            "warnings": count(checks, CheckStatus::Warn),
+            "failed": count(checks, CheckStatus::Fail),
+            "skipped": count(checks, CheckStatus::Skip),
         },
     });
     format!("{report:#}\n")
 }
 
 /// Whether to use colours and symbols.
-struct Style {
+struct ReportStyle {
     is_terminal: bool,
 }
 
-impl Style {
+impl ReportStyle {
     fn of_stdout() -> Self {
         Self {
             is_terminal: std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none(),
         }
     }
 
-    fn mark(&self, status: Status) -> &'static str {
+    fn mark(&self, status: CheckStatus) -> &'static str {
         match (self.is_terminal, status) {
-            (true, Status::Pass) => "\x1b[32m✓\x1b[0m",
-            (true, Status::Warn) => "\x1b[33m!\x1b[0m",
-            (true, Status::Fail) => "\x1b[31m✗\x1b[0m",
-            (true, Status::Skip) => "\x1b[2m–\x1b[0m",
-            (false, Status::Pass) => "pass",
-            (false, Status::Warn) => "warn",
-            (false, Status::Fail) => "FAIL",
-            (false, Status::Skip) => "skip",
+            (true, CheckStatus::Pass) => "\x1b[32m✓\x1b[0m",
+            (true, CheckStatus::Warn) => "\x1b[33m!\x1b[0m",
+            (true, CheckStatus::Fail) => "\x1b[31m✗\x1b[0m",
+            (true, CheckStatus::Skip) => "\x1b[2m–\x1b[0m",
+            (false, CheckStatus::Pass) => "pass",
+            (false, CheckStatus::Warn) => "warn",
+            (false, CheckStatus::Fail) => "FAIL",
+            (false, CheckStatus::Skip) => "skip",
         }
     }
 }
 
-fn text(checks: &[Check], style: &Style) -> String {
+fn text(checks: &[Check], style: &ReportStyle) -> String {
     let width = checks
         .iter()
         .map(|check| check.name.chars().count())
@@ -209,10 +209,10 @@ fn text(checks: &[Check], style: &Style) -> String {
     }
     out.push_str(&format!(
         "\n{} passed, {} warnings, {} failed, {} skipped\n",
-        count(checks, Status::Pass),
-        count(checks, Status::Warn),
-        count(checks, Status::Fail),
-        count(checks, Status::Skip),
+        count(checks, CheckStatus::Pass),
+        count(checks, CheckStatus::Warn),
+        count(checks, CheckStatus::Fail),
+        count(checks, CheckStatus::Skip),
     ));
     out
 }
@@ -227,12 +227,12 @@ mod tests {
             Check::pass("A", "fine"),
             Check::fail("Long name", "bad\x1b[31m: mend it"),
         ];
-        let piped = text(&checks, &Style { is_terminal: false });
+        let piped = text(&checks, &ReportStyle { is_terminal: false });
         assert_eq!(
             piped,
             "pass  A          fine\nFAIL  Long name  bad [31m: mend it\n\n1 passed, 0 warnings, 1 failed, 0 skipped\n"
         );
-        let shown = text(&checks, &Style { is_terminal: true });
+        let shown = text(&checks, &ReportStyle { is_terminal: true });
         assert!(shown.contains('✓') && shown.contains('✗'), "{shown}");
     }
 }

@@ -25,7 +25,7 @@ use ragstone_ingest::ledger::Ledger;
 use ragstone_ingest::size::TokenSizer;
 use ragstone_ingest::walk::{SourceFile, Walk, WalkOptions, Walker};
 use ragstone_ingest::{
-    Chunk, Content, DocumentReader, IngestTarget, Ingestion, Input, InputOptions, IsolatedReader, Kind,
+    Chunk, Content, DocumentReader, FileKind, IngestTarget, Ingestion, Input, InputOptions, IsolatedReader,
     KnownFiles, Progress, ReadOptions, Splitter, UNKNOWN_TYPE, chunk_tokens, each_chunk,
 };
 use ragstone_store::IndexScope;
@@ -253,7 +253,7 @@ fn machine() -> String {
 /// The child's side of [`IsolatedReader`]: limits this process, then parses documents.
 pub fn read_untrusted(kind: &str) -> anyhow::Result<()> {
     confine();
-    let kind: Kind = serde_json::from_value(Value::from(kind)).context("no such kind of file")?;
+    let kind: FileKind = serde_json::from_value(Value::from(kind)).context("no such kind of file")?;
     let (input, output) = (std::io::stdin().lock(), std::io::stdout().lock());
     Ok(ragstone_ingest::read::serve(kind, input, output)?)
 }
@@ -474,7 +474,7 @@ fn stdin(args: &IngestArgs) -> Option<Input> {
     let wanted = args.paths.iter().any(|path| path == STDIN);
     wanted.then(|| Input {
         source: args.prefixed(&args.source),
-        kind: Kind::JsonLines,
+        kind: FileKind::JsonLines,
         content: Content::Stream(Box::new(std::io::stdin())),
         options: args.stdin_options(),
     })

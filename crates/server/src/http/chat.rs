@@ -13,7 +13,7 @@ use futures::StreamExt;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use ragstone_core::call::{CallError, ErrorAnswer};
 use ragstone_core::chat::{ChatError, ChatRequest, ChatStream, SentFields};
-use ragstone_memory::chat::{Prepared, Source};
+use ragstone_memory::chat::{ContextSource, PreparedChat};
 use serde_json::{Map, Value, json};
 
 use super::error::{ApiError, ErrorBody};
@@ -71,9 +71,9 @@ pub(super) async fn completions(
         Some(_) => return Err(ApiError::bad_request("'stream' must be true or false")),
     };
     let session = session_key(&headers)?;
-    let Prepared { request, sources } = match &state.agent.context {
+    let PreparedChat { request, sources } = match &state.agent.context {
         Some(context) => context.prepare(request, session).await,
-        None => Prepared {
+        None => PreparedChat {
             request,
             sources: Vec::new(),
         },
@@ -182,7 +182,7 @@ fn events(stream: ChatStream) -> impl IntoResponse {
     Sse::new(events).keep_alive(KeepAlive::new().interval(Duration::from_secs(15)))
 }
 
-fn sources_header(sources: &[Source]) -> Option<HeaderValue> {
+fn sources_header(sources: &[ContextSource]) -> Option<HeaderValue> {
     let mut list = String::new();
     for source in sources {
         let id = utf8_percent_encode(&source.id, ESCAPED);
@@ -202,8 +202,8 @@ fn sources_header(sources: &[Source]) -> Option<HeaderValue> {
 mod tests {
     use super::*;
 
-    fn source(id: &str) -> Source {
-        Source {
+    fn source(id: &str) -> ContextSource {
+        ContextSource {
             collection: "knowledge".to_owned(),
             id: id.to_owned(),
         }
@@ -217,7 +217,7 @@ mod tests {
             "knowledge/a-1, knowledge/b%2C%20c%0D%0Ax:%20%C3%A9"
         );
         assert!(sources_header(&[]).is_none());
-        let many: Vec<Source> = (0..100).map(|_| source(&"é".repeat(200))).collect();
+        let many: Vec<ContextSource> = (0..100).map(|_| source(&"é".repeat(200))).collect();
         assert!(sources_header(&many).unwrap().len() <= MAX_SOURCES_BYTES);
     }
 }

@@ -12,7 +12,7 @@ use ragstone_core::document::Metadata;
 use ragstone_core::records::Millis;
 use ragstone_ingest::jobs::{Job, NewItem, NewJob};
 use ragstone_ingest::report::{ChunkCounts, DocumentCounts, ItemError};
-use ragstone_ingest::{Earlier, InputOptions, Kind, Progress, Report};
+use ragstone_ingest::{Earlier, FileKind, InputOptions, Progress, Report};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -324,8 +324,8 @@ fn read_json(body: IngestBody) -> Result<IngestRequest, ApiError> {
             kind: document
                 .media_type
                 .as_deref()
-                .and_then(Kind::of_media_type)
-                .or_else(|| Kind::of_path(std::path::Path::new(&name))),
+                .and_then(FileKind::of_media_type)
+                .or_else(|| FileKind::of_path(std::path::Path::new(&name))),
             source: name,
             bytes,
             partial: document.partial.unwrap_or(false).then(|| Earlier {
@@ -396,12 +396,12 @@ async fn read_multipart(body: &LargeBody, boundary: String) -> Result<IngestRequ
 
 /// The kind of an uploaded file, by its media type where that is specific. `None` for a type that cannot
 /// be read, which the job reports.
-fn kind_of(name: &str, media_type: Option<&str>) -> Option<Kind> {
-    let by_type = media_type.and_then(Kind::of_media_type);
-    let by_name = Kind::of_path(std::path::Path::new(name));
+fn kind_of(name: &str, media_type: Option<&str>) -> Option<FileKind> {
+    let by_type = media_type.and_then(FileKind::of_media_type);
+    let by_name = FileKind::of_path(std::path::Path::new(name));
     match (by_type, by_name) {
         // "text/plain" is also sent for files of unknown type.
-        (Some(Kind::Plain) | None, Some(kind)) => Some(kind),
+        (Some(FileKind::Plain) | None, Some(kind)) => Some(kind),
         (by_type, _) => by_type,
     }
 }

@@ -6,7 +6,7 @@ use axum::http::request::Parts;
 use ragstone_core::collection::shorten;
 use ragstone_core::document::DocumentId;
 use ragstone_core::error::InvalidInput;
-use ragstone_memory::{EmbeddingState, Entry, Kind, PageRequest, StoredEntry};
+use ragstone_memory::{EmbeddingState, MemoryEntry, MemoryKind, PageRequest, StoredEntry};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -38,24 +38,24 @@ pub(super) struct SaveEntry {
 }
 
 impl SaveEntry {
-    fn into_entry(self, kind: Kind) -> Result<Entry, InvalidInput> {
+    fn into_entry(self, kind: MemoryKind) -> Result<MemoryEntry, InvalidInput> {
         let required = |field: &str, value: Option<String>| {
             value.ok_or_else(|| InvalidInput::new(format!("Field '{field}' is required")))
         };
         let entry = match kind {
-            Kind::Knowledge => Entry::Knowledge {
+            MemoryKind::Knowledge => MemoryEntry::Knowledge {
                 content: required("content", self.content)?,
                 category: self.category,
             },
-            Kind::Observation => Entry::Observation {
+            MemoryKind::Observation => MemoryEntry::Observation {
                 session_key: required("session_key", self.session_key)?,
                 content: required("content", self.content)?,
             },
-            Kind::Reflection => Entry::Reflection {
+            MemoryKind::Reflection => MemoryEntry::Reflection {
                 session_key: required("session_key", self.session_key)?,
                 content: required("content", self.content)?,
             },
-            Kind::Learning => Entry::Learning {
+            MemoryKind::Learning => MemoryEntry::Learning {
                 trigger: required("trigger", self.trigger)?,
                 fix: required("fix", self.fix)?,
                 category: self.category,
@@ -110,7 +110,7 @@ impl From<StoredEntry> for EntryBody {
             EmbeddingState::Failed(error) => ("failed", Some(error)),
         };
         let (trigger, fix) = match &stored.entry {
-            Entry::Learning { trigger, fix, .. } => (Some(trigger.clone()), Some(fix.clone())),
+            MemoryEntry::Learning { trigger, fix, .. } => (Some(trigger.clone()), Some(fix.clone())),
             _ => (None, None),
         };
         let saved_at = jiff::Timestamp::from_millisecond(stored.saved_at).unwrap_or_default();
@@ -167,7 +167,7 @@ pub(super) struct Status {
 }
 
 /// The kind of memory in the path.
-pub(super) struct KindPath(Kind);
+pub(super) struct KindPath(MemoryKind);
 
 impl FromRequestParts<AppState> for KindPath {
     type Rejection = ApiError;
@@ -179,7 +179,7 @@ impl FromRequestParts<AppState> for KindPath {
 }
 
 /// The kind of memory and the id in the path.
-pub(super) struct EntryPath(Kind, String);
+pub(super) struct EntryPath(MemoryKind, String);
 
 impl FromRequestParts<AppState> for EntryPath {
     type Rejection = ApiError;
@@ -198,10 +198,10 @@ async fn segments(parts: &mut Parts, state: &AppState) -> Result<Vec<String>, Ap
     Ok(segments)
 }
 
-fn kind(segment: Option<&String>) -> Result<Kind, ApiError> {
+fn kind(segment: Option<&String>) -> Result<MemoryKind, ApiError> {
     let name = segment.map(String::as_str).unwrap_or_default();
-    Kind::from_plural(name).ok_or_else(|| {
-        let known = Kind::ALL.map(Kind::plural).join(", ");
+    MemoryKind::from_plural(name).ok_or_else(|| {
+        let known = MemoryKind::ALL.map(MemoryKind::plural).join(", ");
         ApiError::not_found(format!(
             "Unknown kind of memory '{}'; use one of: {known}",
             shorten(name)
@@ -209,7 +209,7 @@ fn kind(segment: Option<&String>) -> Result<Kind, ApiError> {
     })
 }
 
-fn entry_not_found(kind: Kind, id: &str) -> ApiError {
+fn entry_not_found(kind: MemoryKind, id: &str) -> ApiError {
     ApiError::not_found(format!("No {} has the id '{}'", kind.collection(), shorten(id)))
 }
 
@@ -229,7 +229,7 @@ pub(super) async fn create(
     JsonBody(mut body): JsonBody<SaveEntry>,
 ) -> Result<Json<Saved>, ApiError> {
     let id = body.id.take().or(body.key.take()).map(parse_id).transpose()?;
-    if id.is_none() && kind == Kind::Knowledge {
+    if id.is_none() && kind == MemoryKind::Knowledge {
         return Err(ApiError::bad_request(
             "Field 'key' is required for knowledge: add it to the body, or use PUT /memory/knowledge/{key}",
         ));
@@ -266,7 +266,7 @@ fn parse_id(id: String) -> Result<DocumentId, InvalidInput> {
     DocumentId::parse(id).map_err(|error| InvalidInput::new(format!("'id': {error}")))
 }
 
-async fn save(state: &AppState, id: Option<DocumentId>, entry: Entry) -> Result<Json<Saved>, ApiError> {
+async fn save(state: &AppState, id: Option<DocumentId>, entry: MemoryEntry) -> Result<Json<Saved>, ApiError> {
     let collection = entry.kind().collection();
     let id = state.agent.memory.save(id, entry).await?;
     Ok(Json(Saved {

@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use ragstone_core::document::Metadata;
-use ragstone_memory::{Found, Retrieval};
+use ragstone_memory::{Retrieval, RetrievedItem};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -45,8 +45,8 @@ pub(super) struct FoundBody {
     metadata: Metadata,
 }
 
-impl From<Found> for FoundBody {
-    fn from(found: Found) -> Self {
+impl From<RetrievedItem> for FoundBody {
+    fn from(found: RetrievedItem) -> Self {
         Self {
             collection: found.collection,
             id: found.id,

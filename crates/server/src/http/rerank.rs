@@ -75,11 +75,11 @@ pub(super) async fn rerank(
         );
         texts.push(text);
     }
-    let wanted = Wanted {
+    let wanted = RerankParams {
         limit,
         max_text_tokens: None,
     };
-    let Ranking { order, .. } = ranked(&state, &body.query, texts, wanted).await?;
+    let RankedDocuments { order, .. } = ranked(&state, &body.query, texts, wanted).await?;
     let reranked = order
         .into_iter()
         .map(|(index, score)| RerankedDocument {
@@ -181,7 +181,7 @@ async fn compatible(
     body: CompatibleRerankBody,
     version: &str,
 ) -> Result<Json<CompatibleRerankAnswer>, ApiError> {
-    let wanted = Wanted {
+    let wanted = RerankParams {
         limit: positive(body.top_n, "top_n")?,
         max_text_tokens: positive(body.max_tokens_per_doc, "max_tokens_per_doc")?,
     };
@@ -193,7 +193,7 @@ async fn compatible(
         });
     }
     let kept = body.return_documents.unwrap_or(false).then(|| texts.clone());
-    let Ranking { order, tokens } = ranked(state, &body.query, texts, wanted).await?;
+    let RankedDocuments { order, tokens } = ranked(state, &body.query, texts, wanted).await?;
     let results = order
         .into_iter()
         .map(|(index, relevance_score)| CompatibleResult {
@@ -222,13 +222,13 @@ async fn compatible(
     }))
 }
 
-struct Wanted {
+struct RerankParams {
     limit: Option<usize>,
     max_text_tokens: Option<usize>,
 }
 
 #[derive(Default)]
-struct Ranking {
+struct RankedDocuments {
     /// The indexes of the texts, best first, with their scores. Equal scores keep the order of the
     /// request.
     order: Vec<(usize, f32)>,
@@ -239,8 +239,8 @@ async fn ranked(
     state: &AppState,
     query: &str,
     texts: Vec<String>,
-    wanted: Wanted,
-) -> Result<Ranking, ApiError> {
+    wanted: RerankParams,
+) -> Result<RankedDocuments, ApiError> {
     let reranker = state.service.models.reranker()?;
     if query.trim().is_empty() {
         return Err(ApiError::bad_request("'query' must not be empty"));
@@ -253,14 +253,14 @@ async fn ranked(
         )));
     }
     if texts.is_empty() {
-        return Ok(Ranking::default());
+        return Ok(RankedDocuments::default());
     }
     let scored = reranker.score(query, texts, wanted.max_text_tokens).await?;
     let mut order: Vec<(usize, f32)> = scored.scores.into_iter().enumerate().collect();
     order.sort_by(|a, b| b.1.total_cmp(&a.1));
     order.truncate(wanted.limit.unwrap_or(usize::MAX));
     metrics::counter!("ragstone_reranks_total").increment(1);
-    Ok(Ranking {
+    Ok(RankedDocuments {
         order,
         tokens: scored.tokens,
     })

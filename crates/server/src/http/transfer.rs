@@ -34,7 +34,7 @@ struct ExportBody<'a> {
     "last": 17, "more": false,
 }))]
 struct ExportPageBody {
-    documents: Vec<MovedDocumentBody>,
+    documents: Vec<ExportedDocumentBody>,
     /// Give it as `after` to go on.
     last: Option<i64>,
     /// Whether documents follow.
@@ -47,7 +47,7 @@ struct ExportPageBody {
     dead_code,
     reason = "describes the bodies for the API document; they are DocumentLines"
 )]
-struct MovedDocumentBody {
+struct ExportedDocumentBody {
     id: String,
     text: String,
     #[schema(value_type = Option<Object>)]
@@ -56,7 +56,7 @@ struct MovedDocumentBody {
     embedding: Vec<f32>,
     /// The length that the embedding was given with.
     norm: Option<f32>,
-    model: Option<MovedModelBody>,
+    model: Option<ExportedModelBody>,
 }
 
 /// What made an embedding; absent where the client brought it.
@@ -65,7 +65,7 @@ struct MovedDocumentBody {
     dead_code,
     reason = "describes the bodies for the API document; they are DocumentLines"
 )]
-struct MovedModelBody {
+struct ExportedModelBody {
     id: String,
     version: String,
     dimensions: usize,
@@ -122,7 +122,7 @@ pub(super) struct ImportDocuments {
     /// The service that the collection is in; below `/api` only.
     service: Option<String>,
     #[serde(deserialize_with = "objects")]
-    #[schema(value_type = Vec<MovedDocumentBody>)]
+    #[schema(value_type = Vec<ExportedDocumentBody>)]
     documents: Vec<DocumentLine<'static>>,
 }
 

@@ -15,10 +15,10 @@ const MAX_TIMEOUTS: u32 = 3;
 const COOLDOWN: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Default)]
-pub(super) struct CircuitBreaker(Mutex<State>);
+pub(super) struct CircuitBreaker(Mutex<DatabaseState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct DatabaseState {
     timeouts: u32,
     open_until: Option<Instant>,
 }
@@ -33,7 +33,7 @@ impl CircuitBreaker {
             Err(Error::DatabaseTimeout) => self.record_timeout(),
             // The database was not asked.
             Err(Error::DatabaseBusy | Error::DatabaseUnreachable(_) | Error::Closed) => {}
-            _ => *self.lock() = State::default(),
+            _ => *self.lock() = DatabaseState::default(),
         }
         outcome
     }
@@ -60,7 +60,7 @@ impl CircuitBreaker {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, DatabaseState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

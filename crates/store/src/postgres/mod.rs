@@ -43,7 +43,7 @@ pub use url::PostgresUrl;
 use crate::error::{Error, Result};
 use circuit_breaker::CircuitBreaker;
 use pool::{Pool, PoolSize, Session};
-use records::Claim;
+use records::ClaimStatement;
 use search::Searcher;
 use stats_cache::StatsCache;
 
@@ -373,7 +373,7 @@ impl Records for PostgresStore {
         now: Millis,
         lease_until: Millis,
     ) -> Result<Vec<Record>, StorageError> {
-        let wanted = Claim {
+        let wanted = ClaimStatement {
             kind,
             limit,
             now,

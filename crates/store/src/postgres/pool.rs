@@ -32,7 +32,7 @@ SET hnsw.scan_mem_multiplier = 4;
 SET jit = off;
 ";
 
-/// Prepared statements per connection, including those of tables that were dropped.
+/// PreparedText statements per connection, including those of tables that were dropped.
 const MAX_CACHED_STATEMENTS: usize = 200;
 
 pub(super) struct PoolSize {
@@ -131,7 +131,7 @@ pub(super) struct Session {
 }
 
 /// A statement that is ready to be sent.
-enum Prepared<'a> {
+enum PreparedText<'a> {
     Cached(tokio_postgres::Statement, &'a Statement),
     OneShot(&'a Statement),
     Failed(Error),
@@ -239,9 +239,9 @@ impl Session {
         &self,
         client: &deadpool_postgres::Client,
         statement: &'a Statement,
-    ) -> Prepared<'a> {
+    ) -> PreparedText<'a> {
         if !statement.is_cached() {
-            return Prepared::OneShot(statement);
+            return PreparedText::OneShot(statement);
         }
         let cache = &client.statement_cache;
         if cache.size() > MAX_CACHED_STATEMENTS {
@@ -256,25 +256,31 @@ impl Session {
                 if cache.size() > known {
                     self.count_round_trip();
                 }
-                Prepared::Cached(ready, statement)
+                PreparedText::Cached(ready, statement)
             }
-            Err(error) => Prepared::Failed(error.into()),
+            Err(error) => PreparedText::Failed(error.into()),
         }
     }
 
-    async fn execute(&self, client: &deadpool_postgres::Client, prepared: Prepared<'_>) -> Result<Vec<Row>> {
+    async fn execute(
+        &self,
+        client: &deadpool_postgres::Client,
+        prepared: PreparedText<'_>,
+    ) -> Result<Vec<Row>> {
         let setting = async {
             match &prepared {
-                Prepared::Cached(_, statement) | Prepared::OneShot(statement) => match statement.setting() {
-                    Some(setting) => self.batch(setting).await,
-                    None => Ok(()),
-                },
-                Prepared::Failed(_) => Ok(()),
+                PreparedText::Cached(_, statement) | PreparedText::OneShot(statement) => {
+                    match statement.setting() {
+                        Some(setting) => self.batch(setting).await,
+                        None => Ok(()),
+                    }
+                }
+                PreparedText::Failed(_) => Ok(()),
             }
         };
         let rows = async {
             match &prepared {
-                Prepared::Cached(ready, statement) => {
+                PreparedText::Cached(ready, statement) => {
                     let rows = self.sent(client.query(ready, &statement.values())).await;
                     if rows.is_err() {
                         // The plan is useless if its table is gone.
@@ -282,15 +288,15 @@ impl Session {
                     }
                     rows
                 }
-                Prepared::OneShot(statement) => {
+                PreparedText::OneShot(statement) => {
                     let parameters = statement.parameters();
                     self.sent(client.query_typed(&statement.sql, &parameters)).await
                 }
-                Prepared::Failed(_) => Ok(Vec::new()),
+                PreparedText::Failed(_) => Ok(Vec::new()),
             }
         };
         let (set, rows) = futures::join!(setting, rows);
-        if let Prepared::Failed(error) = prepared {
+        if let PreparedText::Failed(error) = prepared {
             return Err(error);
         }
         set?;

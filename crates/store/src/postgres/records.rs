@@ -177,7 +177,7 @@ pub(super) async fn ready(pool: &Pool, kind: &str, limit: usize, now: Millis) ->
 }
 
 /// Parameters of [`claim`].
-pub(super) struct Claim<'a> {
+pub(super) struct ClaimStatement<'a> {
     pub(super) kind: &'a str,
     pub(super) limit: usize,
     pub(super) now: Millis,
@@ -186,7 +186,7 @@ pub(super) struct Claim<'a> {
 
 /// A claim gives the record a new version, so that the holder of an expired lease can no longer finish
 /// the work. Records that another process is claiming are skipped, not waited for.
-pub(super) async fn claim(session: Session, claim: &Claim<'_>) -> Result<Vec<Record>> {
+pub(super) async fn claim(session: Session, claim: &ClaimStatement<'_>) -> Result<Vec<Record>> {
     let mut update =
         Statement::new("WITH longest AS (SELECT kind, key, due FROM ragstone.records WHERE kind = ");
     update

@@ -21,7 +21,7 @@ use super::read::{CollectionState, find_collection, find_models, read_document, 
 use super::siblings::SiblingReader;
 use super::statement::Statement;
 use super::stats_cache::{StatsCache, TableStats};
-use super::vector_search::{Strategy, VectorRanking};
+use super::vector_search::{VectorRanking, VectorSearchStrategy};
 use crate::error::{Error, Result};
 use crate::ranking::{StageClock, dense_score, distance};
 
@@ -41,20 +41,20 @@ pub(super) struct Searcher<'a> {
 }
 
 /// The statements of all queries for one table.
-struct Plan {
+struct SearchPlan {
     stats: TableStats,
     models: Option<Statement>,
     /// One per query; `None` where the answer is empty or an error.
     rankings: Vec<Option<Statement>>,
 }
 
-impl Plan {
+impl SearchPlan {
     fn statements(&self) -> impl Iterator<Item = &Statement> {
         self.models.iter().chain(self.rankings.iter().flatten())
     }
 }
 
-/// The rows that a [`Plan`] returned.
+/// The rows that a [`SearchPlan`] returned.
 #[derive(Default)]
 struct Answers {
     models: Vec<ModelIdentity>,
@@ -125,7 +125,7 @@ impl<'a> Searcher<'a> {
         let mut plan = self.cache.get(self.name).map(|stats| self.plan(stats));
         for _ in 0..PLAN_ATTEMPTS {
             let mut statements = vec![&find];
-            statements.extend(plan.iter().flat_map(Plan::statements));
+            statements.extend(plan.iter().flat_map(SearchPlan::statements));
             let (session, results) = Session::read_all(self.pool, &statements).await?;
             let mut results = results.into_iter();
             let found = results.next().unwrap_or_else(|| Ok(Vec::new()))?;
@@ -167,9 +167,9 @@ impl<'a> Searcher<'a> {
         }
     }
 
-    fn plan(&self, stats: TableStats) -> Plan {
+    fn plan(&self, stats: TableStats) -> SearchPlan {
         let any_vector = self.queries.iter().any(|query| query.vector.is_some());
-        Plan {
+        SearchPlan {
             models: any_vector.then(|| find_models(&stats.table)),
             rankings: self
                 .queries
@@ -193,7 +193,7 @@ impl<'a> Searcher<'a> {
             .as_ref()
             .map(|vector| sql.remember(vector.clone(), Type::FLOAT4_ARRAY));
         let selectivity = self.cache.selectivity(self.name, &query.filter);
-        let strategy = Strategy::new(self.thresholds, stats, query, selectivity);
+        let strategy = VectorSearchStrategy::new(self.thresholds, stats, query, selectivity);
         if let Some(vector) = &vector {
             let dense = VectorRanking {
                 stats,
@@ -239,7 +239,9 @@ impl<'a> Searcher<'a> {
         };
         sql.push(", id, metadata, body, ")
             .push(match (&vector, strategy) {
-                (Some(_), Strategy::Sampled) => "(SELECT drawn FROM sample), (SELECT matching FROM sample)",
+                (Some(_), VectorSearchStrategy::Sampled) => {
+                    "(SELECT drawn FROM sample), (SELECT matching FROM sample)"
+                }
                 _ => "NULL::bigint, NULL::bigint",
             })
             .push(&format!(
@@ -270,7 +272,7 @@ impl<'a> Searcher<'a> {
     }
 }
 
-impl Plan {
+impl SearchPlan {
     fn read(&self, results: Vec<Result<Vec<Row>>>) -> Result<Answers> {
         let mut results = results.into_iter();
         let mut next = || results.next().unwrap_or_else(|| Ok(Vec::new()));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ragstone_core::filter::Scalar;
 use ragstone_core::search::SearchHit;
-use ragstone_core::siblings::{Gathering, MAX_SIBLINGS, SECTION_REACH, Standing};
+use ragstone_core::siblings::{DocumentPosition, Gathering, MAX_SIBLINGS, SECTION_REACH};
 use ragstone_core::storage::SiblingsRequest;
 use ragstone_core::{Document, Metadata};
 use tokio_postgres::Row;
@@ -27,11 +27,11 @@ pub(super) struct SiblingReader<'a> {
     session: &'a Session,
     table: &'a str,
     gathering: Gathering<'a>,
-    sections: HashMap<Scalar, Section>,
+    sections: HashMap<Scalar, SectionQuery>,
     documents: HashMap<i64, Arc<Document>>,
 }
 
-enum Section {
+enum SectionQuery {
     /// Its places in document order.
     Whole(Arc<[i64]>),
     /// Each hit sees only the documents around it.
@@ -107,9 +107,9 @@ impl<'a> SiblingReader<'a> {
                     continue;
                 };
                 match self.sections.get(value) {
-                    Some(Section::Whole(section)) => members[number] = Some(section.clone()),
+                    Some(SectionQuery::Whole(section)) => members[number] = Some(section.clone()),
                     None if !first_of.insert(value) => {}
-                    None | Some(Section::TooLarge) => {
+                    None | Some(SectionQuery::TooLarge) => {
                         numbers.push(number);
                         statements.extend(self.near(*place, value));
                     }
@@ -126,8 +126,8 @@ impl<'a> SiblingReader<'a> {
                     .all(|((.., limit), rows)| rows.len() < *limit);
                 if let Some(value) = &values[number] {
                     let known = match whole {
-                        true => Section::Whole(section.clone()),
-                        false => Section::TooLarge,
+                        true => SectionQuery::Whole(section.clone()),
+                        false => SectionQuery::TooLarge,
                     };
                     self.sections.insert(value.clone(), known);
                 }
@@ -135,7 +135,7 @@ impl<'a> SiblingReader<'a> {
             }
         }
         for (member, value) in members.iter_mut().zip(&values) {
-            if let (None, Some(Section::Whole(section))) =
+            if let (None, Some(SectionQuery::Whole(section))) =
                 (&member, value.as_ref().and_then(|value| self.sections.get(value)))
             {
                 *member = Some(section.clone());
@@ -194,7 +194,7 @@ fn ordered(sides: &[Vec<Row>]) -> Result<Arc<[i64]>> {
     let mut near = Vec::new();
     for row in sides.iter().flatten() {
         let metadata: Metadata = serde_json::from_str(row.try_get(1)?)?;
-        near.push((Standing::of(&metadata), row.try_get::<_, i64>(0)?));
+        near.push((DocumentPosition::of(&metadata), row.try_get::<_, i64>(0)?));
     }
     near.sort();
     Ok(near.into_iter().map(|(_, place)| place).collect())

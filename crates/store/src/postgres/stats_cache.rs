@@ -19,9 +19,9 @@ const SELECTIVITY_TTL: Duration = Duration::from_secs(60);
 const ZERO_SELECTIVITY_TTL: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
-pub(super) struct StatsCache(Mutex<HashMap<CollectionName, Entry>>);
+pub(super) struct StatsCache(Mutex<HashMap<CollectionName, StatsEntry>>);
 
-struct Entry {
+struct StatsEntry {
     stats: TableStats,
     /// The oldest first.
     selectivities: VecDeque<(Filter, f64, Instant)>,
@@ -76,7 +76,7 @@ impl StatsCache {
                     entries.clear();
                 }
                 let selectivities = VecDeque::new();
-                entries.insert(name.clone(), Entry { stats, selectivities });
+                entries.insert(name.clone(), StatsEntry { stats, selectivities });
             }
         }
     }
@@ -92,7 +92,7 @@ impl StatsCache {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<CollectionName, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<CollectionName, StatsEntry>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -36,7 +36,7 @@ fn ef_search(query: &StorageQuery) -> usize {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Strategy {
+pub(super) enum VectorSearchStrategy {
     /// Compares every document that matches.
     Exhaustive,
     /// Walks the index.
@@ -45,7 +45,7 @@ pub(super) enum Strategy {
     Sampled,
 }
 
-impl Strategy {
+impl VectorSearchStrategy {
     pub(super) fn new(
         thresholds: PostgresThresholds,
         stats: &TableStats,
@@ -91,7 +91,7 @@ pub(super) struct VectorRanking<'a> {
     pub(super) query: &'a StorageQuery,
     /// Refers to the bound query vector, of length one.
     pub(super) vector: &'a str,
-    pub(super) strategy: Strategy,
+    pub(super) strategy: VectorSearchStrategy,
     pub(super) exact_up_to: u64,
 }
 
@@ -100,13 +100,13 @@ impl VectorRanking<'_> {
     pub(super) fn push(&self, sql: &mut Statement) {
         let limit = depth(self.query);
         match (self.strategy, self.stats.dimensions.and_then(HalfPrecision::of)) {
-            (Strategy::Exhaustive, _) | (_, None) => {
+            (VectorSearchStrategy::Exhaustive, _) | (_, None) => {
                 sql.push("nearest AS (");
                 self.push_exhaustive(sql);
                 sql.push(")");
             }
             (strategy, Some(index)) => {
-                if strategy == Strategy::Sampled {
+                if strategy == VectorSearchStrategy::Sampled {
                     self.push_sample(sql);
                     sql.push(", ");
                 }
@@ -144,7 +144,7 @@ impl VectorRanking<'_> {
     }
 
     /// Walks the index until enough documents match. The walk is only roughly in order.
-    fn push_walk(&self, sql: &mut Statement, index: HalfPrecision, strategy: Strategy) {
+    fn push_walk(&self, sql: &mut Statement, index: HalfPrecision, strategy: VectorSearchStrategy) {
         let limit = depth(self.query);
         let vector = format!("{}::vector", self.vector);
         sql.push(&format!(
@@ -160,7 +160,7 @@ impl VectorRanking<'_> {
         ))
         .fixed_limit(limit.saturating_mul(OVERSAMPLE))
         .push(") AS candidate");
-        if strategy == Strategy::Sampled {
+        if strategy == VectorSearchStrategy::Sampled {
             sql.push(" WHERE (SELECT use_index FROM sample)");
         }
         sql.push(" ORDER BY far, place").fixed_limit(limit).push(")");
@@ -201,7 +201,7 @@ mod tests {
         text: Option<&str>,
         filter: serde_json::Value,
         selectivity: Option<f64>,
-    ) -> Strategy {
+    ) -> VectorSearchStrategy {
         let stats = TableStats {
             table: "t".into(),
             dimensions: Some(384),
@@ -214,7 +214,7 @@ mod tests {
             limit,
             ..StorageQuery::default()
         };
-        Strategy::new(THRESHOLDS, &stats, &query, selectivity)
+        VectorSearchStrategy::new(THRESHOLDS, &stats, &query, selectivity)
     }
 
     fn width(limit: usize, text: Option<&str>, selectivity: Option<f64>) -> usize {
@@ -237,10 +237,13 @@ mod tests {
 
     #[test]
     fn a_filter_of_unknown_selectivity_is_sampled_and_a_narrow_one_compared() {
-        assert_eq!(strategy(10, None, json!({"n": 1}), None), Strategy::Sampled);
+        assert_eq!(
+            strategy(10, None, json!({"n": 1}), None),
+            VectorSearchStrategy::Sampled
+        );
         assert_eq!(
             strategy(10, None, json!({"n": 1}), Some(0.25)),
-            Strategy::Exhaustive
+            VectorSearchStrategy::Exhaustive
         );
     }
 }

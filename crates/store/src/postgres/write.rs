@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 
 /// A batch as columns, prepared as far as possible without the database.
 #[derive(Default)]
-pub(super) struct PreparedBatch {
+pub(super) struct EncodedBatch {
     dimensions: usize,
     models: Vec<ModelIdentity>,
     /// The index in `models` of the model of each vector.
@@ -33,10 +33,10 @@ pub(super) struct PreparedBatch {
 }
 
 /// Analyses the texts. Takes time, but no lock.
-pub(super) fn prepare(name: &CollectionName, batch: Vec<ExportedDocument>) -> Result<PreparedBatch> {
-    let mut prepared = PreparedBatch {
+pub(super) fn prepare(name: &CollectionName, batch: Vec<ExportedDocument>) -> Result<EncodedBatch> {
+    let mut prepared = EncodedBatch {
         dimensions: batch.first().map_or(0, |first| first.vector.len()),
-        ..PreparedBatch::default()
+        ..EncodedBatch::default()
     };
     for exported in batch {
         if exported.vector.len() != prepared.dimensions {
@@ -203,7 +203,7 @@ async fn discard(session: &Session, relation: Option<i64>) -> Result<()> {
     Ok(())
 }
 
-pub(super) async fn upsert(session: Session, name: &CollectionName, batch: &PreparedBatch) -> Result<()> {
+pub(super) async fn upsert(session: Session, name: &CollectionName, batch: &EncodedBatch) -> Result<()> {
     let locked = lock_collection(&session, name).await?;
     if batch.ids.is_empty() {
         return Ok(());
@@ -284,7 +284,7 @@ async fn begin_table(session: &Session, locked: &LockedCollection, dimensions: u
 }
 
 /// The number of the model of each vector.
-async fn model_numbers(session: &Session, batch: &PreparedBatch) -> Result<Vec<Option<i64>>> {
+async fn model_numbers(session: &Session, batch: &EncodedBatch) -> Result<Vec<Option<i64>>> {
     let mut numbers = Vec::with_capacity(batch.models.len());
     for model in &batch.models {
         numbers.push(model_number(session, model).await?);

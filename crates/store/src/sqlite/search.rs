@@ -20,7 +20,7 @@ use crate::sqlite::readers::CollectionView;
 use crate::sqlite::siblings::SiblingGatherer;
 
 /// A hit before its document is fetched.
-struct Ranked {
+struct RankedSlot {
     slot: u32,
     distance: Option<f32>,
     ranks: HitRanks,
@@ -68,7 +68,7 @@ pub(crate) fn search(
     if let Some(request) = &request.siblings {
         siblings_cut = clock.time("expand", || {
             let mut siblings = SiblingGatherer::new(connection, snapshot, request, budget);
-            for (hit, Ranked { slot, .. }) in hits.iter_mut().zip(&ranked) {
+            for (hit, RankedSlot { slot, .. }) in hits.iter_mut().zip(&ranked) {
                 hit.siblings = siblings.of(*slot, &hit.document)?;
             }
             Ok::<_, Error>(siblings.cut())
@@ -106,7 +106,7 @@ fn rank(
     candidates: &RoaringBitmap,
     request: &StorageQuery,
     clock: &mut StageClock,
-) -> Vec<Ranked> {
+) -> Vec<RankedSlot> {
     let limit = request.limit;
     match (&request.vector, &request.text) {
         (Some(vector), None) => clock
@@ -115,7 +115,7 @@ fn rank(
             })
             .into_iter()
             .enumerate()
-            .map(|(place, found)| Ranked {
+            .map(|(place, found)| RankedSlot {
                 slot: found.slot,
                 distance: Some(distance(found.similarity)),
                 ranks: HitRanks {
@@ -133,7 +133,7 @@ fn rank(
             })
             .into_iter()
             .enumerate()
-            .map(|(place, (slot, score))| Ranked {
+            .map(|(place, (slot, score))| RankedSlot {
                 slot,
                 distance: None,
                 ranks: HitRanks {
@@ -178,7 +178,7 @@ fn hybrid(
     text: &str,
     request: &StorageQuery,
     clock: &mut StageClock,
-) -> Vec<Ranked> {
+) -> Vec<RankedSlot> {
     let depth = fusion_depth(request.limit);
     let distance_of = |slot: u32| {
         let similarity = snapshot
@@ -206,7 +206,7 @@ fn hybrid(
         fuse(&dense, &keyword, request.weights)
             .into_iter()
             .take(request.limit)
-            .map(|(slot, ranks)| Ranked {
+            .map(|(slot, ranks)| RankedSlot {
                 slot,
                 distance: Some(distance_of(slot)),
                 ranks,

@@ -6,7 +6,7 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use ragstone_core::filter::Scalar;
-use ragstone_core::siblings::{Gathering, SECTION_REACH, Standing};
+use ragstone_core::siblings::{DocumentPosition, Gathering, SECTION_REACH};
 use ragstone_core::storage::SiblingsRequest;
 use ragstone_core::{Document, Metadata};
 use roaring::RoaringBitmap;
@@ -23,11 +23,11 @@ pub(crate) struct SiblingGatherer<'a> {
     snapshot: &'a Snapshot,
     budget: &'a WorkBudget,
     gathering: Gathering<'a>,
-    sections: HashMap<Scalar, Section<'a>>,
+    sections: HashMap<Scalar, SectionMembers<'a>>,
     documents: HashMap<u32, Arc<Document>>,
 }
 
-struct Section<'a> {
+struct SectionMembers<'a> {
     members: Cow<'a, RoaringBitmap>,
     /// In document order, if the section is small enough to be ordered as a whole.
     ordered: Option<Arc<[u32]>>,
@@ -90,7 +90,7 @@ impl<'a> SiblingGatherer<'a> {
         let expand = self.gathering.expand;
         let section = match self.sections.entry(value.clone()) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(unknown) => unknown.insert(Section {
+            Entry::Vacant(unknown) => unknown.insert(SectionMembers {
                 members: snapshot.matching(&expand.filter(value), self.budget)?,
                 ordered: None,
             }),
@@ -120,7 +120,7 @@ impl<'a> SiblingGatherer<'a> {
     }
 }
 
-fn standing(connection: &Connection, snapshot: &Snapshot, slot: u32) -> Result<Standing> {
+fn standing(connection: &Connection, snapshot: &Snapshot, slot: u32) -> Result<DocumentPosition> {
     let rowid = snapshot
         .rowid(slot)
         .ok_or_else(|| Error::Damaged(format!("slot {slot} has no row")))?;
@@ -128,5 +128,5 @@ fn standing(connection: &Connection, snapshot: &Snapshot, slot: u32) -> Result<S
         .prepare_cached("SELECT metadata FROM documents WHERE rowid = ?1")?
         .query_row([rowid], |row| row.get(0))?;
     let metadata: Metadata = serde_json::from_str(&metadata)?;
-    Ok(Standing::of(&metadata))
+    Ok(DocumentPosition::of(&metadata))
 }

@@ -6,12 +6,12 @@ use futures::StreamExt;
 use ragstone_core::chat::{ChatError, ChatStream};
 use serde_json::Value;
 
-use super::super::answer::{AnswerHead, Call, Usage};
+use super::super::answer::{AnswerHead, ChatUsage, ToolCall};
 use super::super::sse;
 use super::{count, finish_reason, text};
 use crate::http::{ByteStream, ServiceClient};
 
-pub(super) fn chunks(bytes: ByteStream, mut progress: Progress) -> ChatStream {
+pub(super) fn chunks(bytes: ByteStream, mut progress: StreamProgress) -> ChatStream {
     let events = sse::events(bytes, progress.client.clone())
         .map(Some)
         .chain(futures::stream::once(async { None }));
@@ -25,24 +25,24 @@ pub(super) fn chunks(bytes: ByteStream, mut progress: Progress) -> ChatStream {
 }
 
 /// The state of an answer while it is read.
-pub(super) struct Progress {
+pub(super) struct StreamProgress {
     client: ServiceClient,
     head: AnswerHead,
-    usage: Usage,
+    usage: ChatUsage,
     wants_usage: bool,
     /// The tool whose arguments are the answer.
     answer_tool: Option<String>,
     /// Text that is the answer only if that tool is not called.
     held_back: String,
     /// By the index of the API.
-    blocks: HashMap<u64, Block>,
+    blocks: HashMap<u64, StreamBlock>,
     calls: usize,
     answered: bool,
     ended: bool,
 }
 
 /// A call that is being read.
-struct Block {
+struct StreamBlock {
     /// Its number in this answer; `None` for the answer tool.
     call: Option<usize>,
     /// No arguments have been received yet.
@@ -51,7 +51,7 @@ struct Block {
 
 type Chunks = Vec<Result<Value, ChatError>>;
 
-impl Progress {
+impl StreamProgress {
     pub(super) fn new(
         client: ServiceClient,
         model: &str,
@@ -61,7 +61,7 @@ impl Progress {
         Self {
             client,
             head: AnswerHead::new("", model),
-            usage: Usage::default(),
+            usage: ChatUsage::default(),
             wants_usage,
             answer_tool,
             held_back: String::new(),
@@ -126,12 +126,12 @@ impl Progress {
         }
         self.answered |= is_answer;
         let call = (!is_answer).then_some(self.calls);
-        self.blocks.insert(index, Block { call, bare: true });
+        self.blocks.insert(index, StreamBlock { call, bare: true });
         let Some(number) = call else {
             return Vec::new();
         };
         self.calls += 1;
-        let call = Call {
+        let call = ToolCall {
             id: text(data, "/content_block/id"),
             name,
             arguments: String::new(),

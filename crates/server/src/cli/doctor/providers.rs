@@ -8,7 +8,7 @@ use ragstone_core::backend::HealthStatus;
 use ragstone_core::chat::{ChatRequest, Message};
 use ragstone_core::model::{Embedder, ModelError, Role};
 use ragstone_ingest::ledger::probe;
-use ragstone_memory::{Kind, MODEL_VERSION};
+use ragstone_memory::{MODEL_VERSION, MemoryKind};
 use ragstone_models::config::{EmbeddingsConfig, ModelEntry, RemoteEntry};
 use ragstone_providers::chat::ChatBackend;
 use ragstone_providers::config::Secret;
@@ -103,7 +103,11 @@ pub(super) fn embedding(settings: &Settings, stored: &[InspectedCollection]) -> 
 }
 
 fn of_memory(stored: &[InspectedCollection]) -> impl Iterator<Item = &InspectedCollection> {
-    let is_memory = |name: &str| Kind::ALL.into_iter().any(|kind| kind.vectors().as_str() == name);
+    let is_memory = |name: &str| {
+        MemoryKind::ALL
+            .into_iter()
+            .any(|kind| kind.vectors().as_str() == name)
+    };
     stored
         .iter()
         .filter(move |collection| is_memory(&collection.name))

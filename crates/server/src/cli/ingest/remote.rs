@@ -16,7 +16,7 @@ use ragstone_ingest::jobs::check_source;
 use ragstone_ingest::report::{ChunkCounts, DocumentCounts, ItemError};
 use ragstone_ingest::walk::{SourceFile, Walk};
 use ragstone_ingest::{
-    Earlier, FileRows, IngestedSource, InputOptions, Kind, KnownFiles, Progress, ROWS_STAY, Report,
+    Earlier, FileKind, FileRows, IngestedSource, InputOptions, KnownFiles, Progress, ROWS_STAY, Report,
     UNKNOWN_TYPE,
 };
 use ragstone_providers::http::{Call, Repeat, ServiceClient};
@@ -122,7 +122,7 @@ impl Upload<'_> {
             let mut rows = FileRows::default();
             while let Some(part) = lines.part().await {
                 let part = part?;
-                let earlier = rows.part(Kind::JsonLines, &part, ROW_BYTES);
+                let earlier = rows.part(FileKind::JsonLines, &part, ROW_BYTES);
                 self.part(&source, &part, earlier, &options).await?;
             }
         }
@@ -146,7 +146,7 @@ impl Upload<'_> {
             Ok(options) => options,
             Err(problem) => return Ok(Err(problem)),
         };
-        if kind == Kind::JsonLines && file.bytes > UPLOAD_BYTES {
+        if kind == FileKind::JsonLines && file.bytes > UPLOAD_BYTES {
             return self.file_in_parts(&file, &options).await;
         }
         if file.bytes > MAX_FILE_BYTES {
@@ -194,7 +194,7 @@ impl Upload<'_> {
                 Ok(part) => part,
                 Err(error) => return Ok(Err(error.to_string())),
             };
-            let earlier = rows.part(Kind::JsonLines, &part, ROW_BYTES);
+            let earlier = rows.part(FileKind::JsonLines, &part, ROW_BYTES);
             self.part(&file.source, &part, earlier, options).await?;
         }
         self.wait_until(0).await?;
@@ -261,14 +261,14 @@ impl Upload<'_> {
         options: &InputOptions,
     ) -> anyhow::Result<()> {
         self.send().await?;
-        self.add(source, Kind::JsonLines, bytes, Some(earlier), options);
+        self.add(source, FileKind::JsonLines, bytes, Some(earlier), options);
         self.send().await
     }
 
     fn add(
         &mut self,
         name: &str,
-        kind: Kind,
+        kind: FileKind,
         bytes: &[u8],
         earlier: Option<Earlier>,
         options: &InputOptions,
@@ -396,15 +396,15 @@ impl JobAnswer {
     }
 }
 
-fn media_type(kind: Kind) -> &'static str {
+fn media_type(kind: FileKind) -> &'static str {
     match kind {
-        Kind::Markdown => "text/markdown",
-        Kind::Html => "text/html",
-        Kind::Plain => "text/plain",
-        Kind::Code => "text/x-code",
-        Kind::Pdf => "application/pdf",
-        Kind::JsonLines => "application/jsonl",
-        Kind::Csv => "text/csv",
+        FileKind::Markdown => "text/markdown",
+        FileKind::Html => "text/html",
+        FileKind::Plain => "text/plain",
+        FileKind::Code => "text/x-code",
+        FileKind::Pdf => "application/pdf",
+        FileKind::JsonLines => "application/jsonl",
+        FileKind::Csv => "text/csv",
     }
 }
 

@@ -4,14 +4,14 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use ragstone_transfer::Progress;
+use ragstone_transfer::TransferProgress;
 use tokio::task::JoinHandle;
 
 const REDRAW: Duration = Duration::from_millis(200);
 const PLAIN_LINE: Duration = Duration::from_secs(5);
 
 pub(super) struct Shown {
-    pub(super) progress: Progress,
+    pub(super) progress: TransferProgress,
     task: JoinHandle<()>,
     bar: Option<ProgressBar>,
     start: Instant,
@@ -20,7 +20,7 @@ pub(super) struct Shown {
 impl Shown {
     /// `total` is 0 where it is not known.
     pub(super) fn start(done: &'static str, total: u64) -> Self {
-        let progress = Progress::default();
+        let progress = TransferProgress::default();
         let bar = std::io::stderr().is_terminal().then(|| bar(total));
         let start = Instant::now();
         let (shown, moved) = (bar.clone(), progress.clone());

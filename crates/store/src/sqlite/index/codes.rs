@@ -14,7 +14,7 @@
 
 use std::sync::Arc;
 
-use super::kernel::{Block, GROUP, LANES, Line, dot, estimate, hadamard, prefetch};
+use super::kernel::{CodeBlock, CodeLine, GROUP, LANES, dot, estimate, hadamard, prefetch};
 use super::vectors::CHUNK;
 
 /// A rotation of the space by sign flips and Hadamard transforms: quick, and without a matrix.
@@ -217,7 +217,7 @@ impl Codes {
         block: usize,
         next: Option<&Self>,
         query: &CodeQuery,
-        line: Line,
+        line: CodeLine,
         threshold: f32,
         estimates: &mut [f32; LANES],
     ) -> u32 {
@@ -231,7 +231,7 @@ impl Codes {
         ) else {
             return 0;
         };
-        let block = Block {
+        let block = CodeBlock {
             codes,
             later: later.unwrap_or_default(),
             scales,
@@ -305,8 +305,8 @@ impl CodeQuery {
     }
 
     /// How sums become similarities to the vectors of a chunk.
-    pub(crate) fn line(&self, codes: &Codes) -> Line {
-        Line {
+    pub(crate) fn line(&self, codes: &Codes) -> CodeLine {
+        CodeLine {
             offset: dot(&self.rotated, &codes.centre),
             step: self.step,
             bias: self.bias,

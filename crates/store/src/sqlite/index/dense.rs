@@ -46,15 +46,15 @@ static HELPER: LazyLock<Option<ThreadPool>> = LazyLock::new(|| {
 /// Searches that run right now: several share the processors by themselves.
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
-struct Running;
+struct RunningScan;
 
-impl Running {
+impl RunningScan {
     fn start() -> (Self, bool) {
         (Self, RUNNING.fetch_add(1, Relaxed) == 0)
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningScan {
     fn drop(&mut self) {
         RUNNING.fetch_sub(1, Relaxed);
     }
@@ -96,7 +96,7 @@ pub(crate) fn nearest(
     if few || query.len() <= COMPARED_DIMENSIONS {
         return compare_all(vectors, query, candidates.slots, limit);
     }
-    let (_running, alone) = Running::start();
+    let (_running, alone) = RunningScan::start();
     scan_codes(vectors, query, candidates, limit, alone)
 }
 

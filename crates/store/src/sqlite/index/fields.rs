@@ -317,8 +317,8 @@ impl FieldsBuilder {
             field.present.push(slot);
             each_scalar(value, |kind, scalar| {
                 let map = match kind {
-                    Kind::Scalar => &mut field.scalars,
-                    Kind::Element => &mut field.elements,
+                    ValueKind::Scalar => &mut field.scalars,
+                    ValueKind::Element => &mut field.elements,
                 };
                 let slots = map.entry(scalar).or_default();
                 // A list may have an element twice.
@@ -357,29 +357,29 @@ impl FieldsBuilder {
 }
 
 #[derive(Clone, Copy)]
-enum Kind {
+enum ValueKind {
     Scalar,
     Element,
 }
 
 impl FieldIndex {
-    fn map(&mut self, kind: Kind) -> &mut ValueMap {
+    fn map(&mut self, kind: ValueKind) -> &mut ValueMap {
         match kind {
-            Kind::Scalar => &mut self.scalars,
-            Kind::Element => &mut self.elements,
+            ValueKind::Scalar => &mut self.scalars,
+            ValueKind::Element => &mut self.elements,
         }
     }
 }
 
-fn each_scalar(value: &Value, mut visit: impl FnMut(Kind, Scalar)) {
+fn each_scalar(value: &Value, mut visit: impl FnMut(ValueKind, Scalar)) {
     match value {
         Value::Array(elements) => elements
             .iter()
             .filter_map(Scalar::from_json)
-            .for_each(|scalar| visit(Kind::Element, scalar)),
+            .for_each(|scalar| visit(ValueKind::Element, scalar)),
         single => {
             if let Some(scalar) = Scalar::from_json(single) {
-                visit(Kind::Scalar, scalar);
+                visit(ValueKind::Scalar, scalar);
             }
         }
     }

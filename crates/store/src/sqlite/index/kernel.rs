@@ -48,7 +48,7 @@ pub(crate) fn prefetch<T>(vector: &[T]) {
 }
 
 /// What is stored of [`LANES`] vectors that are scanned together.
-pub(crate) struct Block<'a> {
+pub(crate) struct CodeBlock<'a> {
     /// [`GROUP`] bytes per group; the number of groups is even.
     pub(crate) codes: &'a [u8],
     /// Codes that come later, which are fetched from memory meanwhile.
@@ -59,7 +59,7 @@ pub(crate) struct Block<'a> {
 
 /// How sums of table entries become similarities: `offset + shift + scale * (sum * step + bias)`.
 #[derive(Clone, Copy)]
-pub(crate) struct Line {
+pub(crate) struct CodeLine {
     pub(crate) offset: f32,
     pub(crate) step: f32,
     pub(crate) bias: f32,
@@ -71,9 +71,9 @@ pub(crate) struct Line {
 /// 16 bits.
 #[inline]
 pub(crate) fn estimate(
-    block: &Block<'_>,
+    block: &CodeBlock<'_>,
     tables: &[u8],
-    line: Line,
+    line: CodeLine,
     threshold: f32,
     estimates: &mut [f32; LANES],
 ) -> u32 {
@@ -112,7 +112,7 @@ pub(crate) fn hadamard(x: &mut [f32]) {
 }
 
 mod portable {
-    use super::{Block, GROUP, LANES, Line};
+    use super::{CodeBlock, CodeLine, GROUP, LANES};
 
     #[inline(always)]
     pub(super) fn to_bytes(vector: &[f32], step: f32, per_step: f32, bytes: &mut [i8]) -> f32 {
@@ -187,9 +187,9 @@ mod portable {
     }
 
     pub(super) fn estimate(
-        block: &Block<'_>,
+        block: &CodeBlock<'_>,
         tables: &[u8],
-        line: Line,
+        line: CodeLine,
         threshold: f32,
         estimates: &mut [f32; LANES],
     ) -> u32 {
@@ -216,7 +216,7 @@ mod portable {
 mod avx2 {
     use std::arch::x86_64::*;
 
-    use super::{Block, GROUP, LANES, Line};
+    use super::{CodeBlock, CodeLine, GROUP, LANES};
 
     #[target_feature(enable = "avx2")]
     pub(super) fn to_bytes(vector: &[f32], step: f32, per_step: f32, bytes: &mut [i8]) -> f32 {
@@ -270,9 +270,9 @@ mod avx2 {
 
     #[target_feature(enable = "avx2,fma")]
     pub(super) fn estimate(
-        block: &Block<'_>,
+        block: &CodeBlock<'_>,
         tables: &[u8],
-        line: Line,
+        line: CodeLine,
         threshold: f32,
         estimates: &mut [f32; LANES],
     ) -> u32 {
@@ -376,7 +376,7 @@ mod tests {
                 <[f32; LANES]>::try_from(numbers).unwrap()
             };
             let (scales, shifts) = (numbers(5), numbers(6));
-            let line = Line {
+            let line = CodeLine {
                 offset: 0.25,
                 step: 0.001,
                 bias: -1.5,
@@ -393,7 +393,7 @@ mod tests {
                     0.25 + f64::from(shifts[lane]) + f64::from(scales[lane]) * (f64::from(sum) * 0.001 - 1.5)
                 })
                 .collect();
-            let block = Block {
+            let block = CodeBlock {
                 codes: &codes,
                 later: &[],
                 scales: &scales,

@@ -53,13 +53,13 @@ const BATCH_WINDOW: Duration = Duration::from_millis(2);
 /// Sends the result to the caller once the whole transaction is committed or rolled back.
 type Finish = Box<dyn FnOnce(Result<(), &Error>) + Send>;
 
-struct Job {
+struct WriteJob {
     bytes: usize,
     run: Box<dyn FnOnce(&mut Transaction<'_>) -> Finish + Send>,
 }
 
-enum Message {
-    Job(Job),
+enum WriterMessage {
+    Job(WriteJob),
     /// Tidies up now.
     Flush(oneshot::Sender<Result<()>>),
     Stop,
@@ -73,7 +73,7 @@ pub(crate) struct QueueLimits {
 }
 
 pub(crate) struct Writer {
-    queue: Sender<Message>,
+    queue: Sender<WriterMessage>,
     queued: Arc<Queued>,
     limits: QueueLimits,
     stopped: AtomicBool,
@@ -165,7 +165,7 @@ impl Writer {
             })
         });
         self.queued.add(bytes, self.limits)?;
-        if let Err(error) = self.send(Message::Job(Job { bytes, run })) {
+        if let Err(error) = self.send(WriterMessage::Job(WriteJob { bytes, run })) {
             self.queued.remove(1, bytes);
             return Err(error);
         }
@@ -182,17 +182,17 @@ impl Writer {
     /// Waits until the files contain no deleted data; see [`WriterThread::tidy`].
     pub(crate) async fn flush(&self) -> Result<()> {
         let (answer, answered) = oneshot::channel();
-        self.send(Message::Flush(answer))?;
+        self.send(WriterMessage::Flush(answer))?;
         answered.await.unwrap_or(Err(Error::Closed))
     }
 
     /// Stops after the accepted writes.
     pub(crate) fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
-        let _ = self.queue.send(Message::Stop);
+        let _ = self.queue.send(WriterMessage::Stop);
     }
 
-    fn send(&self, message: Message) -> Result<()> {
+    fn send(&self, message: WriterMessage) -> Result<()> {
         self.queue.send(message).map_err(|_| Error::Closed)
     }
 }
@@ -211,7 +211,7 @@ struct WriterThread {
     published: Arc<Published>,
     faults: Faults,
     queued: Arc<Queued>,
-    lanes: Lanes<Job>,
+    lanes: Lanes<WriteJob>,
     /// Callers that wait for a flush.
     flushes: Vec<oneshot::Sender<Result<()>>>,
     record_clock: i64,
@@ -223,7 +223,7 @@ struct WriterThread {
 }
 
 impl WriterThread {
-    fn run(&mut self, messages: &Receiver<Message>) {
+    fn run(&mut self, messages: &Receiver<WriterMessage>) {
         let mut stopping = false;
         while !stopping || !self.lanes.is_empty() {
             if self.lanes.is_empty() {
@@ -259,7 +259,10 @@ impl WriterThread {
     }
 
     /// Waits for a message as long as there is nothing else to do.
-    fn wait(&self, messages: &Receiver<Message>) -> std::result::Result<Message, RecvTimeoutError> {
+    fn wait(
+        &self,
+        messages: &Receiver<WriterMessage>,
+    ) -> std::result::Result<WriterMessage, RecvTimeoutError> {
         if self.cleanup.is_due() {
             messages.recv_timeout(Duration::ZERO)
         } else if self.untidy_since.is_some() || self.cleanup.is_waiting() {
@@ -320,16 +323,16 @@ impl WriterThread {
     }
 
     /// Takes a message, and returns whether it was the stop.
-    fn take_in(&mut self, message: Message) -> bool {
+    fn take_in(&mut self, message: WriterMessage) -> bool {
         match message {
-            Message::Job(job) => self.lanes.push(job.bytes, job, Instant::now()),
-            Message::Flush(answer) => self.flushes.push(answer),
-            Message::Stop => return true,
+            WriterMessage::Job(job) => self.lanes.push(job.bytes, job, Instant::now()),
+            WriterMessage::Flush(answer) => self.flushes.push(answer),
+            WriterMessage::Stop => return true,
         }
         false
     }
 
-    fn write(&mut self, batch: Batch<Job>) {
+    fn write(&mut self, batch: Batch<WriteJob>) {
         if batch.jobs.is_empty() {
             return;
         }
@@ -348,7 +351,7 @@ impl WriterThread {
         }
     }
 
-    fn commit(&mut self, jobs: Vec<Job>) {
+    fn commit(&mut self, jobs: Vec<WriteJob>) {
         self.untidy_since.get_or_insert_with(Instant::now);
         let mut finishes: Vec<Finish> = Vec::with_capacity(jobs.len());
         let outcome = Transaction::begin(
