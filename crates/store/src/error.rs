@@ -178,6 +178,18 @@ fn with_reason(error: &tokio_postgres::Error) -> String {
 }
 
 impl Error {
+    /// Whether a full disk may be the cause. SQLite reports some of its failures otherwise.
+    pub(crate) fn may_be_full_disk(&self) -> bool {
+        match self {
+            Self::DiskFull => true,
+            Self::Sqlite(error) => matches!(
+                error.sqlite_error_code(),
+                Some(ErrorCode::SystemIoFailure | ErrorCode::CannotOpen)
+            ),
+            _ => false,
+        }
+    }
+
     /// Whether a transaction was rolled back because it conflicted with another one: a deadlock, or a
     /// table that was dropped before it was read.
     pub(crate) fn is_conflict(&self) -> bool {

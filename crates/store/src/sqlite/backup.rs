@@ -15,7 +15,9 @@ use rusqlite::{Connection, OpenFlags};
 
 use crate::error::{Error, Result};
 use crate::sqlite::inspect::problems;
-use crate::sqlite::schema::{DATABASE_FILE, DataDirectory, LOCK_FILE, MIGRATIONS, open_reader, open_writer};
+use crate::sqlite::schema::{
+    DATABASE_FILE, DataDirectory, LOCK_FILE, MIGRATIONS, RESERVE_FILE, open_reader, open_writer,
+};
 use crate::sqlite::writer::purge_deleted;
 
 /// Number of pages copied between two reports of progress.
@@ -197,6 +199,7 @@ fn holds_data(directory: &Path) -> std::io::Result<bool> {
     let incoming = with_suffix(Path::new(DATABASE_FILE), RESTORING);
     let no_data = [
         OsString::from(LOCK_FILE),
+        OsString::from(RESERVE_FILE),
         with_suffix(&incoming, "-journal").into(),
         incoming.into(),
     ];

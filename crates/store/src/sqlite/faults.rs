@@ -8,6 +8,8 @@ pub(crate) enum FaultPoint {
     WhileEmptying,
     /// Deleted documents are about to be removed from the file.
     Cleanup,
+    /// The disk is full when the transaction is committed.
+    DiskFull,
     /// A changed collection is ready, and the transaction about to be committed.
     BeforeCommit,
 }
@@ -31,6 +33,9 @@ impl Faults {
         let mut armed = self.armed.lock().unwrap();
         if *armed == Some(point) {
             *armed = None;
+            if point == FaultPoint::DiskFull {
+                return Err(crate::error::Error::DiskFull);
+            }
             return Err(crate::error::Error::Worker("an injected fault".into()));
         }
         Ok(())
@@ -123,6 +128,52 @@ mod tests {
         assert!(store.delete_documents(&docs, one.clone()).await.is_err());
         assert_untouched(&store, &docs).await;
         assert_eq!(store.delete_documents(&docs, one).await.unwrap(), 1);
+        assert_eq!(store.collection(&docs).await.unwrap().count, 49);
+    }
+
+    fn one_document(id: &str) -> DocumentBatch {
+        let document = StoredDocument {
+            document: Document {
+                id: DocumentId::parse(id).unwrap(),
+                text: "text".into(),
+                metadata: Metadata::new(),
+            },
+            vector: vec![1.0, 2.0],
+        };
+        DocumentBatch {
+            documents: vec![document],
+            model: None,
+        }
+    }
+
+    #[tokio::test]
+    async fn on_a_full_disk_deletes_work_and_other_writes_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let reserve = directory.path().join("ragstone.reserve");
+        let faults = Faults::default();
+        let (store, docs) = filled(directory.path(), &faults).await;
+        store.flush().await.unwrap();
+        assert_eq!(
+            std::fs::metadata(&reserve).unwrap().len(),
+            crate::sqlite::reserve::BYTES as u64
+        );
+        // A delete is the first to find the disk full. It uses the reserve.
+        faults.arm(FaultPoint::DiskFull);
+        let one = |id: &str| Selection::Ids(vec![DocumentId::parse(id).unwrap()]);
+        assert_eq!(store.delete_documents(&docs, one("d1")).await.unwrap(), 1);
+        assert!(!faults.is_armed());
+        // Idle time restores the reserve, because this disk has room.
+        store.flush().await.unwrap();
+        assert!(!store.is_disk_full() && reserve.exists());
+        faults.arm(FaultPoint::DiskFull);
+        let refused = store.upsert(&docs, one_document("new")).await;
+        assert!(
+            matches!(refused, Err(StorageError::Unavailable { .. })),
+            "{refused:?}"
+        );
+        assert_eq!(store.delete_documents(&docs, one("d2")).await.unwrap(), 1);
+        store.flush().await.unwrap();
+        store.upsert(&docs, one_document("new")).await.unwrap();
         assert_eq!(store.collection(&docs).await.unwrap().count, 49);
     }
 

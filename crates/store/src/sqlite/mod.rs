@@ -18,6 +18,7 @@ mod load;
 mod published;
 mod readers;
 mod records;
+mod reserve;
 mod schema;
 mod search;
 mod siblings;

@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 
 pub(crate) const DATABASE_FILE: &str = "ragstone.db";
 pub(crate) const LOCK_FILE: &str = "ragstone.lock";
+pub(crate) const RESERVE_FILE: &str = "ragstone.reserve";
 
 /// One entry per schema version, applied in order; `user_version` counts those applied. Entries
 /// that have been released are never edited.
@@ -110,6 +111,10 @@ impl DataDirectory {
 
     pub(crate) fn database(&self) -> PathBuf {
         self.path.join(DATABASE_FILE)
+    }
+
+    pub(crate) fn reserve(&self) -> PathBuf {
+        self.path.join(RESERVE_FILE)
     }
 
     /// Size of the database and its log on disk.

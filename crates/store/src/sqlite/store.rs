@@ -24,6 +24,7 @@ use crate::sqlite::index::scope::IndexScope;
 use crate::sqlite::load::load_all;
 use crate::sqlite::published::Published;
 use crate::sqlite::readers::{CollectionView, ReadTransaction, Readers, read_collection, read_collections};
+use crate::sqlite::reserve::DiskReserve;
 use crate::sqlite::schema::{DataDirectory, open_writer};
 use crate::sqlite::search::{fetch, search};
 use crate::sqlite::writer::{QueueLimits, Statements, Transaction, Writer, prepare};
@@ -62,6 +63,7 @@ pub struct SqliteStore {
     probe: Arc<Readers>,
     writer: Writer,
     thread: Mutex<Option<JoinHandle<()>>>,
+    reserve: Arc<DiskReserve>,
     immediate_deletes: usize,
     directory: DataDirectory,
 }
@@ -75,7 +77,8 @@ impl SqliteStore {
 
     pub(crate) fn open_with(directory: &Path, options: StoreOptions, faults: Faults) -> Result<Self> {
         let directory = DataDirectory::open(directory)?;
-        let connection = open_writer(&directory.database())?;
+        let reserve = Arc::new(DiskReserve::new(directory.reserve()));
+        let connection = reserve.open(|| open_writer(&directory.database()))?;
         let published = Arc::new(Published::new(
             load_all(&directory.database(), options.index_scope)?,
             options.index_scope,
@@ -84,13 +87,23 @@ impl SqliteStore {
             jobs: options.queued_writes.max(1),
             bytes: options.queued_bytes,
         };
-        let (writer, thread) = Writer::start(connection, published.clone(), faults, limits)?;
+        if !reserve.is_full() {
+            reserve.fill();
+        }
+        let (writer, thread) = Writer::start(
+            connection,
+            published.clone(),
+            faults,
+            limits,
+            Arc::clone(&reserve),
+        )?;
         Ok(Self {
             published,
             readers: Arc::new(Readers::new(directory.database(), options.readers)),
             probe: Arc::new(Readers::new(directory.database(), 1)),
             writer,
             thread: Mutex::new(Some(thread)),
+            reserve,
             immediate_deletes: options.immediate_deletes,
             directory,
         })
@@ -119,6 +132,11 @@ impl SqliteStore {
         }
     }
 
+    /// Whether the disk is full. Deletes still work; other writes are refused.
+    pub fn is_disk_full(&self) -> bool {
+        self.reserve.is_full()
+    }
+
     /// Has SQLite check the whole file. Returns the problems found.
     pub async fn integrity_check(&self) -> Result<Vec<String>, StorageError> {
         Ok(self
@@ -142,7 +160,23 @@ impl SqliteStore {
         bytes: usize,
         work: impl FnOnce(&mut Transaction<'_>) -> Result<T> + Send + 'static,
     ) -> Result<T> {
+        if self.reserve.is_full() {
+            return Err(Error::DiskFull);
+        }
         self.writer.write(bytes, Statements::Many, work).await
+    }
+
+    /// Writes something that frees space, on a full disk too: the first attempt on a full disk makes
+    /// the writer release the reserve.
+    async fn delete<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        work: impl Fn(&mut Transaction<'_>) -> Result<T> + Clone + Send + 'static,
+    ) -> Result<T> {
+        match self.writer.write(bytes, Statements::Many, work.clone()).await {
+            Err(Error::DiskFull) => self.writer.write(bytes, Statements::Many, work).await,
+            outcome => outcome,
+        }
     }
 
     pub(crate) async fn write_records(
@@ -150,6 +184,10 @@ impl SqliteStore {
         bytes: usize,
         changes: Vec<RecordChange>,
     ) -> Result<Vec<Applied>> {
+        let deletes = |change: &RecordChange| matches!(change, RecordChange::Delete { .. });
+        if self.reserve.is_full() && !changes.iter().all(deletes) {
+            return Err(Error::DiskFull);
+        }
         let statements = if changes.len() == 1 {
             Statements::One
         } else {
@@ -287,7 +325,7 @@ impl Storage for SqliteStore {
     async fn delete_collection(&self, name: &CollectionName) -> Result<(), StorageError> {
         let name = name.clone();
         Ok(self
-            .write(256, move |transaction| transaction.delete_collection(&name))
+            .delete(256, move |transaction| transaction.delete_collection(&name))
             .await?)
     }
 
@@ -379,8 +417,8 @@ impl Storage for SqliteStore {
         };
         let immediate = self.immediate_deletes;
         Ok(self
-            .write(bytes, move |transaction| {
-                transaction.delete_documents(&name, selection, immediate)
+            .delete(bytes, move |transaction| {
+                transaction.delete_documents(&name, selection.clone(), immediate)
             })
             .await?)
     }
@@ -388,7 +426,7 @@ impl Storage for SqliteStore {
     async fn empty(&self, name: &CollectionName) -> Result<u64, StorageError> {
         let name = name.clone();
         Ok(self
-            .write(256, move |transaction| transaction.empty(&name))
+            .delete(256, move |transaction| transaction.empty(&name))
             .await?)
     }
 

@@ -41,6 +41,16 @@ const RETRY: Duration = Duration::from_secs(2);
 /// The version of the schema that brought the tables of deleted rows.
 const FIRST_SCHEMA_WITH_DELETED: i64 = 2;
 
+/// Moving a chunk of wider vectors needs more space than the reserve has.
+const MAX_DIMENSIONS_ON_FULL_DISK: usize = 512;
+
+/// Whether there is only the reserve left to write to. If so, transactions have to be small.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Disk {
+    HasRoom,
+    Full,
+}
+
 /// Cleanup that is left to do.
 #[derive(Default)]
 pub(super) struct Cleanup {
@@ -139,7 +149,7 @@ impl Cleanup {
 
 impl Transaction<'_> {
     /// Does some of the cleanup.
-    pub(super) fn clean(&mut self, cleanup: &mut Cleanup) -> Result<()> {
+    pub(super) fn clean(&mut self, cleanup: &mut Cleanup, disk: Disk) -> Result<()> {
         let start = Instant::now();
         self.fault(FaultPoint::Cleanup)?;
         if cleanup.is_renumbered()
@@ -151,7 +161,7 @@ impl Transaction<'_> {
             if cleanup.purge {
                 cleanup.purge = self.purge_documents()? || self.purge_collection()?;
             } else if let Some(collection) = cleanup.compact.first().copied() {
-                if !self.compact_vectors(collection)? {
+                if !self.compact_vectors(collection, disk)? {
                     cleanup.compact.remove(&collection);
                 }
             } else if cleanup.renumbering.is_none()
@@ -159,6 +169,9 @@ impl Transaction<'_> {
             {
                 cleanup.renumbering = self.start_renumbering(collection)?;
             } else {
+                break;
+            }
+            if disk == Disk::Full {
                 break;
             }
         }
@@ -297,13 +310,16 @@ impl Transaction<'_> {
     }
 
     /// Moves the vectors of the emptiest chunk if enough space is unused. Returns whether it did.
-    fn compact_vectors(&mut self, collection: i64) -> Result<bool> {
-        let has_vectors: Option<bool> = self
+    fn compact_vectors(&mut self, collection: i64, disk: Disk) -> Result<bool> {
+        let dimensions: Option<Option<usize>> = self
             .connection
-            .prepare_cached("SELECT dimensions IS NOT NULL FROM collections WHERE id = ?1")?
+            .prepare_cached("SELECT dimensions FROM collections WHERE id = ?1")?
             .query_row([collection], |row| row.get(0))
             .optional()?;
-        if has_vectors != Some(true) {
+        let Some(dimensions) = dimensions.flatten() else {
+            return Ok(false);
+        };
+        if disk == Disk::Full && dimensions > MAX_DIMENSIONS_ON_FULL_DISK {
             return Ok(false);
         }
         let table = vector_table(collection);

@@ -30,7 +30,8 @@ use tokio::sync::oneshot;
 use crate::error::{Error, Result};
 use crate::sqlite::faults::Faults;
 use crate::sqlite::published::Published;
-use cleanup::Cleanup;
+use crate::sqlite::reserve::DiskReserve;
+use cleanup::{Cleanup, Disk};
 pub(crate) use cleanup::{deleted_rowids, purge_deleted};
 pub(crate) use documents::prepare;
 use lanes::{Batch, Lanes};
@@ -43,6 +44,8 @@ const IDLE: Duration = Duration::from_millis(100);
 const MAX_UNTIDY: Duration = Duration::from_secs(10);
 /// How long closing the store takes for the removal of deleted documents. The next start goes on.
 const CLOSE_CLEANUP: Duration = Duration::from_secs(5);
+/// Interval of checks for free space on a full disk.
+const FULL_DISK_CHECK: Duration = Duration::from_secs(5);
 /// About how much a changed row adds to the write-ahead log.
 const BYTES_PER_CHANGE: usize = 4096;
 /// After a transaction of this many writes, the next one waits a moment for more of them, because every
@@ -112,6 +115,7 @@ impl Writer {
         published: Arc<Published>,
         faults: Faults,
         limits: QueueLimits,
+        reserve: Arc<DiskReserve>,
     ) -> Result<(Self, JoinHandle<()>)> {
         let (queue, messages) = channel();
         let queued = Arc::new(Queued::default());
@@ -132,6 +136,7 @@ impl Writer {
             flushes: Vec::new(),
             record_clock,
             cleanup,
+            reserve,
             untidy_since: Some(Instant::now()),
             batching: false,
         };
@@ -216,6 +221,7 @@ struct WriterThread {
     flushes: Vec<oneshot::Sender<Result<()>>>,
     record_clock: i64,
     cleanup: Cleanup,
+    reserve: Arc<DiskReserve>,
     /// When something was first written after the last tidying.
     untidy_since: Option<Instant>,
     /// The last transaction had at least [`BATCHING_WRITES`].
@@ -267,6 +273,8 @@ impl WriterThread {
             messages.recv_timeout(Duration::ZERO)
         } else if self.untidy_since.is_some() || self.cleanup.is_waiting() {
             messages.recv_timeout(IDLE)
+        } else if self.reserve.is_full() {
+            messages.recv_timeout(FULL_DISK_CHECK)
         } else {
             messages.recv().map_err(|_| RecvTimeoutError::Disconnected)
         }
@@ -277,6 +285,8 @@ impl WriterThread {
             self.clean_slice();
         } else if self.untidy_since.is_some() {
             self.tidy_slice();
+        } else {
+            self.restore_reserve();
         }
     }
 
@@ -293,8 +303,16 @@ impl WriterThread {
         }
     }
 
+    fn noticing_full_disk(&self, error: Error) -> Error {
+        if matches!(error, Error::DiskFull) {
+            self.reserve.release();
+        }
+        error
+    }
+
     fn clean_slice(&mut self) {
         if let Err(error) = self.clean() {
+            let error = self.noticing_full_disk(error);
             tracing::warn!(%error, "could not remove deleted documents from the file; trying again");
             self.cleanup.failed();
         }
@@ -308,10 +326,18 @@ impl WriterThread {
                 .recording(self.cleanup.recorded());
         let cleanup = &mut self.cleanup;
         let before = connection.total_changes();
-        transaction.step(Statements::Many, |transaction| transaction.clean(cleanup))?;
+        let disk = match self.reserve.is_full() {
+            true => Disk::Full,
+            false => Disk::HasRoom,
+        };
+        transaction.step(Statements::Many, |transaction| transaction.clean(cleanup, disk))?;
         let committed = transaction.commit()?;
         self.cleanup.record(committed.record);
         drop(self.published.publish(committed.snapshots));
+        if self.reserve.is_full() {
+            // The next slice writes to the same part of the log.
+            self.empty_log()?;
+        }
         let changes = self.connection.total_changes() - before;
         if changes > 0 {
             self.untidy_since.get_or_insert_with(Instant::now);
@@ -379,7 +405,7 @@ impl WriterThread {
             }
             Err(error) => {
                 tracing::error!(%error, "a transaction was rolled back");
-                Err(error)
+                Err(self.noticing_full_disk(error))
             }
         };
         for finish in finishes {
@@ -389,12 +415,14 @@ impl WriterThread {
 
     /// Does a part of the tidying: returns some free pages, or empties the log.
     fn tidy_slice(&mut self) {
-        const PAGES: i64 = 4096;
-        let outcome = self
-            .vacuum(PAGES)
-            .and_then(|left| if left == 0 { self.empty_log() } else { Ok(false) });
-        match outcome {
-            Ok(true) => self.untidy_since = None,
+        match self.vacuum().and_then(|left| {
+            let emptied = (left == 0 || self.reserve.is_full()) && self.empty_log()?;
+            Ok(left == 0 && emptied)
+        }) {
+            Ok(true) => {
+                self.untidy_since = None;
+                self.restore_reserve();
+            }
             Ok(false) => {}
             Err(error) => {
                 tracing::warn!(%error, "could not tidy up the database");
@@ -412,11 +440,16 @@ impl WriterThread {
             }
             self.clean()?;
         }
-        self.vacuum(i64::from(i32::MAX))?;
+        while self.vacuum()? > 0 {
+            if self.reserve.is_full() {
+                self.empty_log()?;
+            }
+        }
         // A reader may use the log for a moment.
         for _ in 0..100 {
             if self.empty_log()? {
                 self.untidy_since = None;
+                self.restore_reserve();
                 return Ok(());
             }
             std::thread::sleep(Duration::from_millis(10));
@@ -424,8 +457,17 @@ impl WriterThread {
         Err(Error::LogInUse)
     }
 
-    /// Returns up to this many free pages to the file system. Returns how many are left.
-    fn vacuum(&self, pages: i64) -> Result<i64> {
+    /// Creates the reserve again if it was released and there is room.
+    fn restore_reserve(&self) {
+        if self.reserve.is_full() {
+            self.reserve.fill();
+        }
+    }
+
+    /// Returns some free pages to the file system. Returns how many are left.
+    fn vacuum(&self) -> Result<i64> {
+        // Moved pages go through the log, which has to fit into the reserve.
+        let pages = if self.reserve.is_full() { 512 } else { 4096 };
         let free = |connection: &Connection| -> Result<i64> {
             Ok(connection.query_row("PRAGMA freelist_count", [], |row| row.get(0))?)
         };

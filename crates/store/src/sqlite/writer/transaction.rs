@@ -208,6 +208,7 @@ impl<'a> Transaction<'a> {
                 .prepare_cached("UPDATE record_clock SET now = ?1")?
                 .execute([*self.record_clock])?;
         }
+        self.fault(FaultPoint::DiskFull)?;
         self.connection.execute_batch("COMMIT")?;
         self.open = false;
         Ok(committed)
