@@ -49,7 +49,7 @@ async fn a_collection_can_be_embedded_by_another_service_which_gets_each_content
         found["results"][0]["distance"].as_f64().unwrap() < 1e-4,
         "{found}"
     );
-    // What it has embedded before is not asked for again, so that it need not even be there.
+    // Content that it embedded before is not sent again, so that the service may be down.
     drop(theirs.kill());
     ours.post("/collections/c/documents", add("b")).await.ok();
     assert_eq!(
@@ -75,7 +75,7 @@ async fn new_content_that_was_cut_is_named_in_a_header() {
     };
     let first = embed(json!([chunk("a", "fox"), chunk("b", &long)])).await;
     assert_eq!(first.header("x-ragstone-truncated"), "1");
-    // What is skipped counts, so that the indexes are those of the request.
+    // Skipped chunks count: the indexes are those of the request.
     let more = embed(json!([chunk("a", "fox"), chunk("b", &long), chunk("c", &long)])).await;
     assert_eq!(more.header("x-ragstone-truncated"), "2");
     let none = embed(json!([chunk("d", "fox")])).await;

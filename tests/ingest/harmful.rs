@@ -79,10 +79,10 @@ fn html_that_is_nested_or_multiplies_is_refused_by_a_limit() {
     let error = error_of("deep.html", "<div>".repeat(500_000).as_bytes());
     assert!(error.contains("nested more than 512 deep"), "{error}");
     // Every paragraph takes over all the fonts that were left open in the one before.
-    let fonts: String = (0..1_500).map(|n| format!("<font size={n}>")).collect();
+    let fonts: String = (0..400).map(|n| format!("<font size={n}>")).collect();
     let error = error_of(
         "many.html",
-        format!("<p>{fonts}{}", "<p>x".repeat(200_000)).as_bytes(),
+        format!("<p>{fonts}{}", "<p>x".repeat(400_000)).as_bytes(),
     );
     assert!(
         error.contains("more memory") || error.contains("longer than"),
@@ -114,8 +114,8 @@ async fn a_cancelled_job_ends_its_reader() {
     let server = desk.server().start().await;
     let create = json!({"name": "c", "embedding_model": "small"});
     server.post("/collections", create).await.ok();
-    let fonts: String = (0..700).map(|n| format!("<font size={n}>")).collect();
-    let slow = format!("<p>{fonts}{}", "<p>x".repeat(100_000));
+    let fonts: String = (0..400).map(|n| format!("<font size={n}>")).collect();
+    let slow = format!("<p>{fonts}{}", "<p>x".repeat(400_000));
     let body = json!({"documents": [{"name": "slow.html", "content": slow}]});
     let job = server.post("/collections/c/ingest", body).await.json();
     let wait = async |is_there: bool| {

@@ -1,4 +1,4 @@
-//! What came from elsewhere is neither replaced nor removed, and names tell files apart.
+//! Identity of files: documents of other origins are neither replaced nor removed.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

@@ -265,8 +265,8 @@ impl Jobs {
 
     /// Waits until the worker of a cancelled job has stopped, and stores its last report.
     async fn settle(&self, stored: &mut StoredJob, running: &RunningJob) -> Result<(), StorageError> {
-        for _ in 0..100 {
-            if self.running(&stored.id).is_none() {
+        for _ in 0..500 {
+            if self.running(&stored.id).is_none() && !running.progress.is_writing() {
                 break;
             }
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;

@@ -47,7 +47,7 @@ pub struct Outline {
     pub title: Option<String>,
     /// Other fields of the front matter.
     pub metadata: Metadata,
-    /// Those that have any block, in order; their ranges do not overlap.
+    /// Sections with any block, in order; their ranges do not overlap.
     pub sections: Vec<MarkdownSection>,
 }
 

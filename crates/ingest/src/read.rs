@@ -76,7 +76,7 @@ impl DocumentText {
 pub struct DocumentReader {
     pub(super) options: ReadOptions,
     process: Option<ReaderProcess>,
-    /// Whether nobody wants the document any more.
+    /// Whether the document is not wanted any more.
     is_cancelled: Box<dyn Fn() -> bool + Send>,
 }
 

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -150,6 +151,16 @@ impl Report {
 pub struct Progress {
     report: Mutex<Report>,
     started: Instant,
+    writes: AtomicUsize,
+}
+
+/// A write that is not counted in the report yet.
+pub(super) struct PendingWrite(Arc<Progress>);
+
+impl Drop for PendingWrite {
+    fn drop(&mut self) {
+        self.0.writes.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 impl Default for Progress {
@@ -157,6 +168,7 @@ impl Default for Progress {
         Self {
             report: Mutex::default(),
             started: Instant::now(),
+            writes: AtomicUsize::new(0),
         }
     }
 }
@@ -164,6 +176,16 @@ impl Default for Progress {
 impl Progress {
     pub fn snapshot(&self) -> Report {
         self.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn begin_write(self: &Arc<Self>) -> PendingWrite {
+        self.writes.fetch_add(1, Ordering::AcqRel);
+        PendingWrite(Arc::clone(self))
+    }
+
+    /// Whether documents are being stored that the report does not count yet.
+    pub fn is_writing(&self) -> bool {
+        self.writes.load(Ordering::Acquire) > 0
     }
 
     pub fn elapsed(&self) -> Duration {

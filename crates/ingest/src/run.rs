@@ -361,24 +361,36 @@ impl IngestRun {
             }
         }
         let documents: Vec<StoredDocument> = order.iter().filter_map(|id| documents.remove(id)).collect();
-        // Counted first: a run that is cancelled now still stores the batch.
         self.progress.update(|report| {
-            let chunks = stored.added + stored.changed;
-            report.tokens += tokens;
-            report.chunks.added += stored.added;
-            report.chunks.changed += stored.changed;
-            report.chunks.embedded += embedded;
-            report.chunks.reused += chunks - embedded.min(chunks);
             for source in &refused {
                 report.fail(source, "the model could not embed a part of it");
             }
         });
-        if !documents.is_empty() {
-            let batch = DocumentBatch {
-                documents,
-                model: Some(self.model.clone()),
-            };
-            self.service.store.upsert(&self.collection, batch).await?;
+        let batch_of_documents = DocumentBatch {
+            documents,
+            model: Some(self.model.clone()),
+        };
+        let (store, collection) = (Arc::clone(&self.service.store), self.collection.clone());
+        let (progress, write) = (Arc::clone(&self.progress), self.progress.begin_write());
+        // A task of its own: a batch that is stored while the run is dropped is counted all the same.
+        let stored = tokio::spawn(async move {
+            if !batch_of_documents.documents.is_empty() {
+                store.upsert(&collection, batch_of_documents).await?;
+            }
+            progress.update(|report| {
+                let chunks = stored.added + stored.changed;
+                report.tokens += tokens;
+                report.chunks.added += stored.added;
+                report.chunks.changed += stored.changed;
+                report.chunks.embedded += embedded;
+                report.chunks.reused += chunks - embedded.min(chunks);
+            });
+            drop(write);
+            Ok::<_, StorageError>(())
+        });
+        match stored.await {
+            Ok(stored) => stored?,
+            Err(error) => return Err(StorageError::Failed(Box::new(error)).into()),
         }
         self.note_finished(batch.finishes, &refused).await
     }

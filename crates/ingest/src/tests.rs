@@ -1,4 +1,4 @@
-//! How documents are split, and what a run does with them.
+//! Splitting of documents, and runs.
 
 mod golden;
 mod rows;

@@ -123,7 +123,7 @@ mod tests {
         assert_eq!(page(older, japanese), "天文台");
         let russian = b"\xea\xf3\xef\xee\xeb";
         assert_eq!(page("<meta charset='windows-1251'/>", russian), "купол");
-        // What it declares is not believed where it is UTF-8, and where nobody knows it.
+        // A declaration is ignored where the page is UTF-8, and where it is unknown.
         assert_eq!(page("<meta charset=shift_jis>", "天文台".as_bytes()), "天文台");
         assert_eq!(page("<meta charset=klingon>", b"caf\xe9"), "café");
         assert_eq!(page("<meta charset=utf-16>", b"caf\xe9"), "café");

@@ -22,7 +22,7 @@ const MAX_DOCUMENTS: u32 = 256;
 const PARSED: u8 = 0;
 const REFUSED: u8 = 1;
 
-/// How a child that runs [`serve`] is started, and its limits.
+/// The command of a child that runs [`serve`], and its limits.
 #[derive(Debug, Clone)]
 pub struct IsolatedReader {
     pub program: PathBuf,

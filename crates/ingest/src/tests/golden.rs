@@ -95,7 +95,7 @@ to dry. Look at the log before you open, and write into it when you close.
 
 ## Motors
 
-IngestRun the motors once a week:
+Run the motors once a week:
 
 ```sh
 # not a heading

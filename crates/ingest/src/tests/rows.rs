@@ -59,7 +59,7 @@ async fn rows_of_streams_and_parts_are_embedded_again_by_another_version() {
     let report = bench.ingest("c", inputs()).await;
     assert_eq!((counts(&report), newer.embedded()), ((0, 3, 0, 0, 0), 2));
     assert_eq!(counts(&bench.ingest("c", inputs()).await), (0, 0, 3, 0, 0));
-    // What an earlier stream brought is still of the former version.
+    // Rows of an earlier stream still have vectors of the former version.
     let report = bench.ingest("c", vec![streamed(third)]).await;
     assert_eq!((counts(&report), newer.embedded()), ((0, 1, 0, 0, 0), 1));
     assert_eq!(

@@ -1,4 +1,4 @@
-//! What runs share with each other, and what collections of one name do not.
+//! Runs at the same time, and collections that reuse a name.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

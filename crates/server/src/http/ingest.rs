@@ -58,7 +58,7 @@ pub(super) struct IngestDocument {
     /// Metadata of every chunk. Fields of the document itself, such as front matter, take precedence.
     #[schema(value_type = Option<Object>)]
     metadata: Option<Metadata>,
-    /// Where the client read the document, such as `machine:/path`. Listed with the sources.
+    /// Origin of the document at the client, such as `machine:/path`. Listed with the sources.
     origin: Option<String>,
     /// Whether this is a part of the rows of a JSONL or CSV file. Rows that are missing are kept.
     partial: Option<bool>,
@@ -419,7 +419,7 @@ pub(super) struct SourceList {
 pub(super) struct SourceBody {
     /// Name of an ingested document or file.
     source: String,
-    /// Where it was read; null where the client did not say.
+    /// Origin at the client; null where the client did not send one.
     origin: Option<String>,
     /// Whether it has no documents, because it has no text.
     empty: bool,
