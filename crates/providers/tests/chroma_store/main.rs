@@ -105,11 +105,11 @@ impl Pair {
                 (Some(found), Some(expected)) => assert!((found - expected).abs() < 1e-5),
                 (found, expected) => assert_eq!(found, expected),
             }
-            let score = |trail: Option<ragstone_core::fusion::Rank>| trail.map_or(0.0, |stage| stage.score);
+            let score = |rank: Option<ragstone_core::fusion::Rank>| rank.map_or(0.0, |rank| rank.score);
             for (a, b) in [
-                (found.trail.dense, expected.trail.dense),
-                (found.trail.keyword, expected.trail.keyword),
-                (found.trail.fused, expected.trail.fused),
+                (found.ranks.dense, expected.ranks.dense),
+                (found.ranks.keyword, expected.ranks.keyword),
+                (found.ranks.fused, expected.ranks.fused),
             ] {
                 assert_eq!(a.map(|stage| stage.rank), b.map(|stage| stage.rank));
                 assert!((score(a) - score(b)).abs() < 1e-5, "{a:?} {b:?}");
