@@ -106,7 +106,7 @@ impl Pair {
                 (Some(found), Some(expected)) => assert!((found - expected).abs() < 1e-5),
                 (found, expected) => assert_eq!(found, expected),
             }
-            let score = |rank: Option<ragstone_core::fusion::Rank>| rank.map_or(0.0, |stage| stage.score);
+            let score = |rank: Option<ragstone_core::fusion::Rank>| rank.map_or(0.0, |rank| rank.score);
             for (a, b) in [
                 (found.ranks.dense, expected.ranks.dense),
                 (found.ranks.keyword, expected.ranks.keyword),
