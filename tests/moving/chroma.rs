@@ -194,7 +194,7 @@ async fn collections_are_copied_there_and_back(server: &Server, chroma: &ChromaS
     let backup = Setup::command(&["backup", "file"]).env("RAGSTONE_STORE", &store);
     let refused = tokio::task::spawn_blocking(move || backup.run()).await.unwrap();
     let said = refused.failed_with(78);
-    assert!(said.contains("for the embedded store"), "{said}");
+    assert!(said.contains("is not an embedded one"), "{said}");
 }
 
 async fn an_engine_that_goes_away_is_said_and_its_return_noticed(server: &Server, chroma: &mut ChromaServer) {

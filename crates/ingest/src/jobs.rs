@@ -40,7 +40,7 @@ const MAX_OPEN_BYTES: u64 = 8 << 30;
 /// Why a job was not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum JobError {
-    #[error("too many ingestion jobs are unfinished ({open} jobs, {bytes} bytes): retry later")]
+    #[error("too many ingestion jobs are unfinished ({open}, with {bytes} bytes): retry later")]
     TooManyJobs { open: u64, bytes: u64 },
     #[error(transparent)]
     Backend(#[from] BackendError),

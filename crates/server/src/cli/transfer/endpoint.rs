@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Args;
-use ragstone_core::backend::Backend;
+use ragstone_core::backend::{Backend, BackendError};
 use ragstone_core::call::CallError;
 use ragstone_core::models::Models;
 use ragstone_core::service::Service;
 use ragstone_core::storage::Storage;
 use ragstone_search::{QueryVectors, StorageBackend};
 use ragstone_store::{has_database, inspect_postgres};
+use ragstone_transfer::TransferError;
 
 use super::super::remote::{KEY, RemoteArgs, refusal, server_url};
 use crate::config::{self, StoreArgs, StoreLocation};
@@ -107,8 +108,7 @@ impl Endpoint {
         let Some(Server { url, keys }) = &self.server else {
             return error;
         };
-        let call = error.chain().find_map(|cause| cause.downcast_ref::<CallError>());
-        match call.filter(|call| call.service() == url) {
+        match failed_call(&error).filter(|call| call.service() == url) {
             Some(CallError::Answered(answer)) => anyhow::anyhow!(refusal(answer, keys)),
             Some(CallError::Unreachable { reason, .. }) => {
                 anyhow::anyhow!("no server answers at {url}: {reason}")
@@ -116,6 +116,20 @@ impl Endpoint {
             _ => error,
         }
     }
+}
+
+/// The failed call to a server that an error is about.
+fn failed_call(error: &anyhow::Error) -> Option<&CallError> {
+    error.chain().find_map(|cause| {
+        let backend = match cause.downcast_ref() {
+            Some(TransferError::Backend(error)) => Some(error),
+            _ => cause.downcast_ref::<BackendError>(),
+        };
+        match backend {
+            Some(BackendError::Call(call)) => Some(call),
+            _ => cause.downcast_ref(),
+        }
+    })
 }
 
 fn server(url: &str, keys: Vec<&'static str>) -> anyhow::Result<Endpoint> {
