@@ -221,7 +221,7 @@ impl Rag {
                 .push(format!("{}{}", of.unwrap_or_default(), warning.message));
         }
         for (target, error) in response.failures {
-            answers.fail(names[target].as_str(), error.into());
+            answers.fail(names[target].as_str(), error);
         }
         answers
             .found
