@@ -55,6 +55,26 @@ pub enum JobState {
     Cancelled,
 }
 
+/// A page of the sources that were ingested into a collection, as the caller reads them.
+#[derive(Debug, Clone, Deserialize)]
+pub struct SourcePage<S> {
+    pub sources: Vec<S>,
+    /// The `after` of the next page, if there are more.
+    pub next: Option<String>,
+}
+
+/// The documents and chunks that went with their sources.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub struct RemovedSources {
+    pub documents: u64,
+    pub chunks: u64,
+}
+
+#[derive(Serialize)]
+struct SourcesToRemove<'a> {
+    sources: &'a [String],
+}
+
 #[derive(Deserialize)]
 struct JobId {
     id: String,
@@ -101,6 +121,29 @@ impl RagstoneClient {
     pub async fn cancel_job(&self, id: &str) -> Result<(), CallError> {
         self.client.call(Call::delete(format!("jobs/{id}"))).await?;
         Ok(())
+    }
+
+    /// One page of the sources of a collection. A server of an older version answers with 404.
+    pub async fn sources<S: DeserializeOwned>(
+        &self,
+        name: &CollectionName,
+        after: Option<&str>,
+    ) -> Result<SourcePage<S>, CallError> {
+        let mut call = Call::get(Self::path(name, "/sources"));
+        if let Some(after) = after {
+            call = call.query("after", after);
+        }
+        self.client.call_json(call).await
+    }
+
+    /// Removes all documents of these sources.
+    pub async fn remove_sources(
+        &self,
+        name: &CollectionName,
+        sources: &[String],
+    ) -> Result<RemovedSources, CallError> {
+        let call = Call::delete(Self::path(name, "/sources")).json(&SourcesToRemove { sources });
+        self.client.call_json(call).await
     }
 
     /// The answer to a query exactly as the server gives it.

@@ -33,7 +33,9 @@ use secrecy::SecretString;
 use serde::Deserialize;
 use serde_json::Value;
 
-pub use commands::{ContentEncoding, IngestDocument, IngestRequest, JobState, RemoteJob};
+pub use commands::{
+    ContentEncoding, IngestDocument, IngestRequest, JobState, RemoteJob, RemovedSources, SourcePage,
+};
 pub use filter_json::filter_to_json;
 
 use crate::config::{AuthConfig, Endpoint, RetryConfig, read_connection, whole_number};

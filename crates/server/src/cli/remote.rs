@@ -3,7 +3,7 @@
 use clap::Args;
 use ragstone_core::call::{CallError, ErrorAnswer};
 use ragstone_core::collection::CollectionName;
-use ragstone_providers::http::{Auth, ClientSettings, ServiceClient};
+use ragstone_providers::http::ClientSettings;
 use ragstone_providers::ragstone::RagstoneClient;
 use secrecy::SecretString;
 use serde_json::Value;
@@ -47,14 +47,6 @@ impl RemoteArgs {
         let key = keys.iter().find_map(|name| crate::config::process_env(name));
         let key = key.map(SecretString::from);
         Ok(RagstoneClient::at(&self.url, key, "--url")?)
-    }
-
-    pub(super) fn http_client(&self) -> anyhow::Result<ServiceClient> {
-        let mut settings = ClientSettings::new("ragstone", &self.url, "--url")?;
-        if let Some(key) = crate::config::process_env(KEY) {
-            settings.auth = Auth::Bearer(SecretString::from(key));
-        }
-        Ok(ServiceClient::new(settings)?)
     }
 
     /// Searches a collection.

@@ -10,8 +10,12 @@ use std::time::Duration;
 
 use anyhow::Context;
 use base64::Engine as _;
+use ragstone_core::backend::{Backend, BackendError};
 use ragstone_core::call::CallError;
 use ragstone_core::collection::{CollectionName, EMBEDDING_MODEL};
+use ragstone_core::document::{DocumentId, Metadata};
+use ragstone_core::filter::Filter;
+use ragstone_core::storage::{MetadataUpdate, Page, Selection};
 use ragstone_ingest::jobs::check_source;
 use ragstone_ingest::report::{ChunkCounts, DocumentCounts, ItemError};
 use ragstone_ingest::walk::{SourceFile, Walk};
@@ -19,7 +23,7 @@ use ragstone_ingest::{
     Earlier, FileKind, FileRows, IngestedSource, InputOptions, KnownFiles, Progress, ROWS_STAY, Report,
     UNKNOWN_TYPE,
 };
-use ragstone_providers::http::{Call, Repeat, ServiceClient};
+use ragstone_providers::ragstone::{JobState, RagstoneClient, SourcePage};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -42,7 +46,7 @@ const ROW_BYTES: usize = 16 << 20;
 const MAX_LIST: usize = 1000;
 
 struct Upload<'a> {
-    client: &'a ServiceClient,
+    client: &'a RagstoneClient,
     collection: &'a CollectionName,
     chunk_tokens: Option<usize>,
     csv_as_text: bool,
@@ -60,7 +64,7 @@ pub(super) async fn ingest(
     collection: &CollectionName,
     mut walk: Walk,
 ) -> anyhow::Result<()> {
-    let client = RemoteArgs::at(url.clone()).http_client()?;
+    let client = RemoteArgs::at(url.clone()).client()?;
     ensure_collection(&client, collection, args.model.as_deref())
         .await
         .map_err(|error| no_server(error, &url))?;
@@ -92,7 +96,7 @@ pub(super) async fn ingest(
     };
     if done.is_err() {
         for job in std::mem::take(&mut upload.jobs) {
-            let _ = ask(&client, Call::delete(format!("jobs/{job}"))).await;
+            let _ = client.cancel_job(&job).await;
         }
     } else if args.prune {
         let gone = known().await?.gone(&covered);
@@ -208,43 +212,39 @@ impl Upload<'_> {
     /// Removes rows of earlier runs that are in none of the parts. `stored` is the number of documents of
     /// the parts.
     async fn remove_vanished(&mut self, source: &str, rows: &FileRows, stored: u64) -> anyhow::Result<()> {
-        let filter = of_source(source).to_string();
-        let path = format!("collections/{}/documents", self.collection);
-        let page = |limit: usize, offset: usize| {
-            Call::get(path.clone())
-                .query("where", filter.clone())
-                .query("limit", limit.to_string())
-                .query("offset", offset.to_string())
+        let filter = of_source(source)?;
+        let page = |limit: usize, offset: u64| {
+            let page = Page { limit, offset };
+            self.client.documents(self.collection, &filter, page)
         };
-        let there = ask(self.client, page(0, 0)).await?["total"].as_u64();
-        if there.unwrap_or_default() <= stored {
+        if page(0, 0).await.map_err(explain)?.total <= stored {
             return Ok(());
         }
         if rows.has_bad() {
             self.finished.warn(source, ROWS_STAY);
             return Ok(());
         }
-        let mut ids: Vec<String> = Vec::new();
+        let mut ids: Vec<DocumentId> = Vec::new();
         let mut sections = HashSet::new();
         for offset in (0..).step_by(MAX_LIST) {
-            let answer = ask(self.client, page(MAX_LIST, offset)).await?;
-            let documents = answer["documents"].as_array().map_or(&[][..], Vec::as_slice);
+            let documents = page(MAX_LIST, offset).await.map_err(explain)?.documents;
+            let is_last = documents.len() < MAX_LIST;
             for document in documents {
-                let section = document["metadata"]["section_id"].as_str().unwrap_or_default();
-                if let Some(id) = document["id"].as_str()
-                    && !rows.has_section(source, section)
-                {
-                    ids.push(id.to_owned());
+                let section = document.metadata.get("section_id").and_then(Value::as_str);
+                let section = section.unwrap_or_default();
+                if !rows.has_section(source, section) {
                     sections.insert(section.to_owned());
+                    ids.push(document.id);
                 }
             }
-            if documents.len() < MAX_LIST {
+            if is_last {
                 break;
             }
         }
         for ids in ids.chunks(MAX_LIST) {
-            let call = Call::delete(path.clone()).json(&json!({"ids": ids}));
-            ask(self.client, call).await?;
+            let selection = Selection::Ids(ids.to_vec());
+            let deleted = self.client.delete_documents(self.collection, selection).await;
+            deleted.map_err(explain)?;
         }
         self.finished.documents.removed += sections.len() as u64;
         self.finished.chunks.removed += ids.len() as u64;
@@ -299,12 +299,8 @@ impl Upload<'_> {
         self.wait_until(JOBS_AHEAD - 1).await?;
         let csv_types = self.csv_as_text.then_some("text");
         let body = json!({"documents": documents, "chunk_tokens": self.chunk_tokens, "csv_types": csv_types});
-        let call = Call::post(format!("collections/{}/ingest", self.collection))
-            .json(&body)
-            .repeat(Repeat::Freely);
-        let job = ask(self.client, call).await?;
-        let id = job["id"].as_str().context("the server gave no job")?;
-        self.jobs.push_back(id.to_owned());
+        let job = self.client.ingest(self.collection, &body).await;
+        self.jobs.push_back(job.map_err(explain_call)?);
         Ok(())
     }
 
@@ -312,21 +308,23 @@ impl Upload<'_> {
     async fn wait_until(&mut self, left: usize) -> anyhow::Result<()> {
         while self.jobs.len() > left {
             let Some(id) = self.jobs.front() else { break };
-            let job: JobAnswer =
-                serde_json::from_value(ask(self.client, Call::get(format!("jobs/{id}"))).await?)?;
+            let job = self.client.job::<JobReport>(id).await.map_err(explain_call)?;
             let mut report = self.finished.clone();
-            report.add(&job.report());
+            report.add(&job.report.report());
             self.progress.update(|shown| *shown = report.clone());
-            match job.state.as_str() {
-                "done" => {
+            match job.state {
+                JobState::Done => {
                     self.finished = report;
                     self.jobs.pop_front();
                 }
-                "failed" | "cancelled" => {
-                    let why = job.error.unwrap_or_else(|| format!("the job was {}", job.state));
-                    return Err(anyhow::anyhow!(why));
+                JobState::Failed | JobState::Cancelled => {
+                    let outcome = match job.state {
+                        JobState::Cancelled => "the job was cancelled",
+                        _ => "the job failed",
+                    };
+                    return Err(anyhow::anyhow!(job.error.unwrap_or_else(|| outcome.to_owned())));
                 }
-                _ => tokio::time::sleep(POLL).await,
+                JobState::Queued | JobState::Running => tokio::time::sleep(POLL).await,
             }
         }
         Ok(())
@@ -344,9 +342,7 @@ impl Upload<'_> {
 }
 
 #[derive(Deserialize)]
-struct JobAnswer {
-    state: String,
-    error: Option<String>,
+struct JobReport {
     progress: JobProgress,
     documents: RemoteCounts,
     chunks: ChunkCounts,
@@ -374,7 +370,7 @@ struct RemoteCounts {
     failed: u64,
 }
 
-impl JobAnswer {
+impl JobReport {
     fn report(&self) -> Report {
         Report {
             documents: DocumentCounts {
@@ -409,16 +405,14 @@ fn media_type(kind: FileKind) -> &'static str {
 }
 
 /// The wanted model or the first one, if the server has it.
-async fn loaded_model(client: &ServiceClient, wanted: Option<&str>) -> anyhow::Result<String> {
-    let health: Value = ask(client, Call::get("health")).await?;
-    let loaded = health["embedding_models"].as_array().into_iter().flatten();
-    let loaded: Vec<&str> = loaded.filter_map(|model| model["id"].as_str()).collect();
+async fn loaded_model(client: &RagstoneClient, wanted: Option<&str>) -> anyhow::Result<String> {
+    let loaded = client.embedding_models().await.map_err(explain_call)?;
     let first = loaded
         .first()
         .context("the server has no embedding model loaded")?;
     let model = wanted.unwrap_or(first);
     anyhow::ensure!(
-        loaded.contains(&model),
+        loaded.iter().any(|id| id == model),
         "the server has no embedding model '{model}'; it has {}",
         loaded.join(", ")
     );
@@ -426,35 +420,27 @@ async fn loaded_model(client: &ServiceClient, wanted: Option<&str>) -> anyhow::R
 }
 
 async fn ensure_collection(
-    client: &ServiceClient,
+    client: &RagstoneClient,
     name: &CollectionName,
     wanted: Option<&str>,
 ) -> anyhow::Result<()> {
-    match client
-        .call_json::<Value>(Call::get(format!("collections/{name}")))
-        .await
-    {
-        Ok(there) => match (there["metadata"][EMBEDDING_MODEL].as_str(), wanted) {
+    match client.collection(name).await {
+        Ok(there) => match (there.embedding_model(), wanted) {
             (Some(there), Some(wanted)) if there != wanted => anyhow::bail!(other_model(name, there, wanted)),
-            (None, Some(_)) if there["count"] == 0 => {
-                let model = loaded_model(client, wanted).await?;
-                let body = json!({"metadata": {EMBEDDING_MODEL: model}});
-                let path = format!("collections/{name}/metadata");
-                let call = Call::put(path).query("merge", "true").json(&body);
-                ask(client, call).await.map(|_| ())
+            (None, Some(_)) if there.count == 0 => {
+                let metadata = model_metadata(loaded_model(client, wanted).await?);
+                let updated = client
+                    .update_metadata(name, metadata, MetadataUpdate::Merge)
+                    .await;
+                updated.map(|_| ()).map_err(explain)
             }
             _ => Ok(()),
         },
-        Err(CallError::Answered(answer)) if answer.status == 404 => {
-            let model = loaded_model(client, wanted).await?;
-            let body = json!({"name": name.as_str(), "embedding_model": model});
-            let call = Call::post("collections")
-                .json(&body)
-                .repeat(Repeat::IfUnprocessed);
-            match client.call_json::<Value>(call).await {
-                Ok(_) => Ok(()),
-                // Another client created it just now.
-                Err(CallError::Answered(answer)) if answer.status == 409 => Ok(()),
+        Err(BackendError::CollectionNotFound(_)) => {
+            let metadata = model_metadata(loaded_model(client, wanted).await?);
+            match client.create_collection(name, metadata).await {
+                // Another client may have created it just now.
+                Ok(_) | Err(BackendError::CollectionExists(_)) => Ok(()),
                 Err(error) => Err(explain(error)),
             }
         }
@@ -462,27 +448,25 @@ async fn ensure_collection(
     }
 }
 
-/// Chunks of a source. Documents that were added otherwise have no content hash.
-fn of_source(source: &str) -> Value {
-    json!({"$and": [{"source": source}, {"content_hash": {"$exists": true}}]})
+fn model_metadata(model: String) -> Metadata {
+    Metadata::from_iter([(EMBEDDING_MODEL.to_owned(), model.into())])
 }
 
-#[derive(Deserialize)]
-struct SourcePage {
-    sources: Vec<IngestedSource>,
-    next: Option<String>,
+/// Chunks of a source. Documents that were added otherwise have no content hash.
+fn of_source(source: &str) -> anyhow::Result<Filter> {
+    let filter = json!({"$and": [{"source": source}, {"content_hash": {"$exists": true}}]});
+    Ok(Filter::parse(&filter)?)
 }
 
 /// Sources of a collection; none where an older server does not list them.
-async fn sources(client: &ServiceClient, collection: &CollectionName) -> anyhow::Result<Vec<IngestedSource>> {
+async fn sources(
+    client: &RagstoneClient,
+    collection: &CollectionName,
+) -> anyhow::Result<Vec<IngestedSource>> {
     let mut sources = Vec::new();
-    let mut after = None;
+    let mut after: Option<String> = None;
     loop {
-        let mut call = Call::get(format!("collections/{collection}/sources"));
-        if let Some(after) = after.take() {
-            call = call.query("after", after);
-        }
-        let page: SourcePage = match client.call_json(call).await {
+        let page: SourcePage<IngestedSource> = match client.sources(collection, after.as_deref()).await {
             Ok(page) => page,
             Err(CallError::Answered(answer)) if answer.status == 404 => {
                 tracing::warn!(
@@ -490,7 +474,7 @@ async fn sources(client: &ServiceClient, collection: &CollectionName) -> anyhow:
                 );
                 return Ok(Vec::new());
             }
-            Err(error) => return Err(explain(error)),
+            Err(error) => return Err(explain_call(error)),
         };
         sources.extend(page.sources);
         after = page.next;
@@ -501,28 +485,30 @@ async fn sources(client: &ServiceClient, collection: &CollectionName) -> anyhow:
 }
 
 async fn remove_sources(
-    client: &ServiceClient,
+    client: &RagstoneClient,
     collection: &CollectionName,
     sources: &[String],
     progress: &Progress,
 ) -> anyhow::Result<()> {
     for sources in sources.chunks(MAX_LIST) {
-        let call =
-            Call::delete(format!("collections/{collection}/sources")).json(&json!({"sources": sources}));
-        let removed = ask(client, call).await?;
+        let removed = client.remove_sources(collection, sources).await;
+        let removed = removed.map_err(explain_call)?;
         progress.update(|report| {
-            report.documents.removed += removed["documents"].as_u64().unwrap_or_default();
-            report.chunks.removed += removed["chunks"].as_u64().unwrap_or_default();
+            report.documents.removed += removed.documents;
+            report.chunks.removed += removed.chunks;
         });
     }
     Ok(())
 }
 
-async fn ask(client: &ServiceClient, call: Call) -> anyhow::Result<Value> {
-    client.call_json(call).await.map_err(explain)
+fn explain(error: BackendError) -> anyhow::Error {
+    match error {
+        BackendError::Call(error) => explain_call(error),
+        other => other.into(),
+    }
 }
 
-fn explain(error: CallError) -> anyhow::Error {
+fn explain_call(error: CallError) -> anyhow::Error {
     match error {
         CallError::Answered(answer) => anyhow::anyhow!(refusal(&answer, &[KEY])),
         other => other.into(),
