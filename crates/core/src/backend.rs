@@ -29,7 +29,7 @@ use crate::storage::{
 ///   timeout. Dropping the future cancels the operation.
 #[async_trait]
 pub trait Backend: Send + Sync {
-    /// What this kind of backend offers. What one instance offers now is in [`Health::capabilities`].
+    /// Capabilities of this kind of backend. Those of one instance are in [`Health::capabilities`].
     fn capabilities(&self) -> &'static [Capability];
 
     /// Never fails: a backend that is down is [`HealthStatus::Unhealthy`].

@@ -35,7 +35,7 @@ impl Backoff {
     }
 }
 
-/// What a service and a caller say about the next attempt.
+/// Limits on the next attempt, set by the service and by the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryLimits {
     /// The delay that the service asked for, as in `Retry-After`.

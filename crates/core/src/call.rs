@@ -83,7 +83,7 @@ impl ErrorAnswer {
         }
     }
 
-    /// What the service says went wrong, where it says so in a shape we know.
+    /// The error message of the service, if its body has one of the known shapes.
     pub fn message(&self) -> Option<String> {
         let body = self.said()?;
         let said = ["/detail", "/error/message", "/message", "/error"]

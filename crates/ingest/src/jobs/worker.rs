@@ -109,7 +109,7 @@ async fn serve(jobs: &Jobs, mut stop: watch::Receiver<bool>) {
     }
 }
 
-/// What the worker does after a job.
+/// The worker's next step after a job.
 enum NextJob {
     Continue,
     /// Nothing is due: wait.

@@ -343,7 +343,7 @@ async fn several_wordings_are_mixed_by_their_weight() {
     assert_eq!(order(0.05, 0.95).await[0], "local/a/1");
 }
 
-/// What is said of a hit is said of the wording that is told as searched for, whichever found it.
+/// Distances and grades refer to the reported wording, whichever wording found the hit.
 #[tokio::test]
 async fn distances_and_grades_are_those_to_the_reported_wording() {
     let parts = parts(Models::new(vec![WordEmbedder::new("words")], None));

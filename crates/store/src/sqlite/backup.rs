@@ -32,7 +32,7 @@ pub struct BackedUp {
     pub bytes: u64,
 }
 
-/// What to do with a data directory that is not empty.
+/// Handling of a data directory that is not empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Occupied {
     Refuse,

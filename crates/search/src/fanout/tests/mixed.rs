@@ -70,7 +70,7 @@ async fn a_document_stands_as_high_wherever_it_is() {
     assert_eq!(found[..2], [SHARED, SHARED], "{found:?}");
 }
 
-/// What has the words of the question is not buried because its service does not look at words.
+/// A hit with the words of the question is not buried because its service ranks by vectors only.
 #[tokio::test]
 async fn what_is_elsewhere_is_found_before_worse_ones_here() {
     let parts = two_collections().await;

@@ -37,7 +37,7 @@ impl EndpointArgs {
     }
 }
 
-/// What is read must be there; what is written may be made.
+/// A store that is read must exist; one that is written is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Access {
     Read,
