@@ -22,10 +22,12 @@ pub(super) async fn measure(query: &FanoutQuery, thresholds: &[Thresholds], hits
         let ids = missing.entry(hit.target).or_default();
         ids.push(hit.hit.document.id.clone());
     }
-    missing.retain(|target, _| query.mode.of(&query.targets[*target].service).uses_vectors());
-    let (targets, mut searches) = (missing.keys().copied().collect::<Vec<_>>(), Vec::new());
+    let (mut targets, mut searches) = (Vec::new(), Vec::new());
     for (target, ids) in missing {
-        searches.push(distances(&reported.text, &query.targets[target], ids));
+        if query.mode.of(&query.targets[target].service).uses_vectors() {
+            targets.push(target);
+            searches.push(distances(&reported.text, &query.targets[target], ids));
+        }
     }
     for (target, found) in targets.into_iter().zip(join_all(searches).await) {
         for measured in found {

@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
-use ragstone_core::document::DocumentId;
+use ragstone_core::document::{DocumentId, Metadata};
 use ragstone_core::fusion::{
     FusionWeights, HitRanks, Rank, ScoredRanking, ScoredWording, Zero, fuse_scores, mix_wordings,
 };
@@ -221,7 +221,7 @@ impl Merged {
             let message = "searched by meaning only: this kind of service has no keyword search";
             self.response.warn(Some(index), message.to_owned());
         }
-        let mut thresholds = None;
+        let (mut thresholds, mut metadata) = (None, Metadata::new());
         let mut known: HashMap<DocumentId, usize> = HashMap::new();
         for (number, (wording, response)) in query.wordings.iter().zip(responses).enumerate() {
             let SearchResponse {
@@ -239,7 +239,7 @@ impl Merged {
                 let read = Thresholds::read(&collection_metadata, |warning| {
                     self.response.warn(Some(index), warning);
                 });
-                self.response.metadata.push(Some(collection_metadata));
+                metadata = collection_metadata;
                 read
             });
             let rankings = &mut self.rankings[number];
@@ -266,6 +266,7 @@ impl Merged {
             }
         }
         self.thresholds.push(thresholds.unwrap_or_default());
+        self.response.metadata.push(Some(metadata));
     }
 }
 
